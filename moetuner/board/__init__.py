@@ -1,0 +1,1 @@
+"""Adapters to the board: sysfs, devfreq, the saved baseline, hotplug, telemetry."""
