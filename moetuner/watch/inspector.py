@@ -1,0 +1,341 @@
+"""Where to put probes in one ELF file. Runs as a process of its own.
+
+    python3 -m moetuner.watch.inspector FD      → one JSON object on standard output
+
+Files come from users, so they are taken apart outside the daemon: without privileges
+if it can drop them, with limits on memory and time, and what it needs (pyelftools,
+capstone) does not stay in memory. The daemon checks every number it gets back.
+
+Entry. The kernel emulates some instructions (push, nop, branches) and single-steps the
+others, which costs a second trap (5 µs in a virtual machine). So the entry probe sits
+on the first emulated instruction of the straight-line beginning, as long as nothing
+before it moves the stack pointer.
+
+Return. A uretprobe replaces the return address, and a C++ exception that unwinds
+through such a frame ends the process (std::terminate: the unwinder does not know the
+trampoline). So returns are probed where they happen: at every return instruction that
+the function can reach by jumps, following tail calls, also through the PLT. The stack
+pointer tells whose return it is (probes/inference.h). When the code cannot be followed
+with certainty the answer says why, and the daemon falls back to uretprobes.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import json
+import os
+import resource
+import struct
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, cast
+
+from elftools.elf.elffile import ELFFile
+from elftools.elf.relocation import RelocationSection
+
+from moetuner.watch.layout import FUNCTIONS
+
+try:  # before privileges are dropped: afterwards the module may not be readable
+    import capstone
+except ImportError:  # uretprobes work without it
+    capstone = None
+
+MEMORY_LIMIT = 1 << 30  # bytes of address space; a 20 MB symbol table takes 0.2 GiB
+CPU_LIMIT_S = 20
+MAX_REGIONS = 64
+MAX_REGION_BYTES = 256 * 1024  # llama_context::decode has 12 KB
+MAX_SITES = 256
+_SYMBOL = struct.Struct("<IBBHQQ")
+_STT_FUNC, _STT_GNU_IFUNC = 2, 10
+
+
+class Unclear(Exception):
+    """The code cannot be followed with certainty; the text says where and why."""
+
+
+@dataclass(frozen=True)
+class Symbol:
+    name: str
+    address: int
+    size: int
+
+
+@dataclass
+class Image:
+    """An ELF file's code, functions and PLT targets, by virtual address."""
+
+    machine: str
+    segments: list[tuple[int, int, bytes, int]]  # address, file size, data, file offset
+    functions: dict[str, Symbol]  # the probed ones that the file defines
+    sized: list[Symbol] = field(default_factory=list)  # sorted by address
+    got: dict[int, int] = field(default_factory=dict)  # GOT slot → address of the function
+
+    @classmethod
+    def read(cls, file: BinaryIO) -> Image:
+        elf = ELFFile(file)
+        machine = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}.get(elf["e_machine"], "")
+        segments = [
+            (s["p_vaddr"], s["p_filesz"], s.data(), s["p_offset"])
+            for s in elf.iter_segments()
+            if s["p_type"] == "PT_LOAD" and s["p_flags"] & 1
+        ]
+        image = cls(machine, segments, {})
+        sized: dict[int, Symbol] = {}
+        for name in (".dynsym", ".symtab"):
+            section = elf.get_section_by_name(name)
+            if section is None or section["sh_entsize"] != _SYMBOL.size:
+                continue
+            strings = elf.get_section(section["sh_link"]).data()
+            for symbol in _functions(section.data(), strings):
+                if symbol.name in FUNCTIONS:
+                    image.functions.setdefault(symbol.name, symbol)
+                if symbol.size > getattr(sized.get(symbol.address), "size", 0):
+                    sized[symbol.address] = symbol
+        image.sized = sorted(sized.values(), key=lambda s: s.address)
+        image.got = dict(_got(elf))
+        return image
+
+    def offset(self, address: int) -> int:
+        for start, length, _, offset in self.segments:
+            if start <= address < start + length:
+                return address - start + offset
+        raise Unclear(f"{address:#x} is in no executable segment")
+
+    def code(self, address: int, length: int) -> bytes:
+        for start, size, data, _ in self.segments:
+            if start <= address < start + size:
+                return data[address - start : min(address - start + length, size)]
+        raise Unclear(f"{address:#x} is in no executable segment")
+
+    def region(self, address: int) -> Symbol | None:
+        """The sized function that holds `address`."""
+        at = bisect.bisect_right(self.sized, address, key=lambda s: s.address) - 1
+        if at >= 0 and self.sized[at].address <= address < self.sized[at].address + self.sized[at].size:
+            return self.sized[at]
+        return None
+
+
+def _functions(table: bytes, strings: bytes) -> Iterator[Symbol]:
+    usable = len(table) - len(table) % _SYMBOL.size
+    for name_at, info, _, section, address, size in _SYMBOL.iter_unpack(table[:usable]):
+        if section and address and info & 0xF in (_STT_FUNC, _STT_GNU_IFUNC):
+            end = strings.find(b"\0", name_at)
+            yield Symbol(strings[name_at:end].decode("utf-8", "replace"), address, size)
+
+
+def _got(elf: Any) -> Iterator[tuple[int, int]]:
+    for section in elf.iter_sections():
+        if not isinstance(section, RelocationSection) or not section["sh_link"]:
+            continue
+        symbols = elf.get_section(section["sh_link"])
+        if section.name not in (".rela.plt", ".rela.dyn") or symbols is None:
+            continue
+        jump_slot = {"EM_X86_64": (6, 7), "EM_AARCH64": (1025, 1026)}.get(elf["e_machine"], ())
+        for relocation in section.iter_relocations():
+            if relocation["r_info_type"] in jump_slot:
+                value = symbols.get_symbol(relocation["r_info_sym"])["st_value"]
+                if value:
+                    yield relocation["r_offset"], value
+
+
+class Tracer:
+    """Finds entry and return sites by disassembly; `Unclear` when it is not certain."""
+
+    def __init__(self, image: Image) -> None:
+        if capstone is None:
+            raise Unclear("capstone is not installed (apt-get install python3-capstone)")
+        self.cs = capstone
+        self.image = image
+        if image.machine == "x86_64":
+            self.disassembler = capstone.Cs(capstone.CS_ARCH_X86, capstone.CS_MODE_64)
+        elif image.machine == "aarch64":
+            self.disassembler = capstone.Cs(capstone.CS_ARCH_ARM64, capstone.CS_MODE_ARM)
+        else:
+            raise Unclear(f"machine {image.machine or 'unknown'}")
+        self.disassembler.detail = True
+
+    def entry(self, function: Symbol) -> int:
+        """Address for the entry probe (see the module's text)."""
+        for instruction in self.disassembler.disasm(self.image.code(function.address, 64), function.address):
+            if instruction.address >= function.address + max(function.size, 1):
+                break
+            if self._emulated(instruction):
+                return int(instruction.address)
+            if self._is_branch(instruction) or self._moves_stack(instruction):
+                break
+        return function.address
+
+    def returns(self, function: Symbol) -> set[int]:
+        """Addresses of all return instructions the function's activation can end at."""
+        sites: set[int] = set()
+        pending = [function.address]
+        done: set[int] = set()
+        while pending:
+            address = self._through_plt(pending.pop())
+            region = self.image.region(address)
+            if region is None:
+                raise Unclear(f"{function.name} jumps to {address:#x}, which has no symbol")
+            if region.address in done:
+                continue
+            done.add(region.address)
+            if len(done) > MAX_REGIONS or region.size > MAX_REGION_BYTES:
+                raise Unclear(f"{function.name} reaches too much code ({region.name})")
+            pending.extend(self._sweep(region, sites))
+        if not sites or len(sites) > MAX_SITES:
+            raise Unclear(f"{function.name} has {len(sites)} return instructions")
+        return sites
+
+    def _sweep(self, region: Symbol, sites: set[int]) -> set[int]:
+        """Adds the region's return instructions; gives the jump targets outside of it."""
+        end = region.address + region.size
+        starts: set[int] = set()
+        inside: set[int] = set()
+        outside: set[int] = set()
+        at = region.address
+        previous: list[Any] = []
+        for instruction in self.disassembler.disasm(
+            self.image.code(region.address, region.size), region.address
+        ):
+            starts.add(instruction.address)
+            at = instruction.address + instruction.size
+            if self._is_return(instruction):
+                sites.add(instruction.address)
+            elif self._is_branch(instruction):
+                target = self._target(instruction)
+                if target is not None:
+                    (inside if region.address <= target < end else outside).add(target)
+                elif not self._is_table_jump(previous, instruction):
+                    raise Unclear(
+                        f"{region.name} jumps through {instruction.op_str} at {instruction.address:#x}"
+                    )
+            previous = [*previous[-5:], instruction]
+        # Data between instructions would shift the rest: then ends or targets do not fit.
+        if at != end or not inside <= starts:
+            raise Unclear(f"{region.name} does not disassemble evenly")
+        return outside
+
+    def _through_plt(self, address: int) -> int:
+        """The function behind a PLT stub; `address` itself if it is none."""
+        if self.image.region(address) is not None:
+            return address
+        base = None
+        for instruction in self.disassembler.disasm(self.image.code(address, 24), address):
+            name, operands = instruction.mnemonic, instruction.operands
+            slot = None
+            if self.image.machine == "x86_64" and name.endswith("jmp") and operands:
+                if operands[0].type == self.cs.x86.X86_OP_MEM and (
+                    instruction.reg_name(operands[0].mem.base) == "rip"
+                ):
+                    slot = instruction.address + instruction.size + operands[0].mem.disp
+            elif name == "adrp":
+                base = operands[1].imm
+            elif name == "ldr" and base is not None:
+                slot = base + operands[1].mem.disp
+            if slot is not None:
+                if slot not in self.image.got:
+                    raise Unclear(f"the jump at {address:#x} leaves the file")
+                return self.image.got[slot]
+            if self._is_branch(instruction):
+                break
+        return address
+
+    def _is_return(self, instruction: Any) -> bool:
+        return bool(instruction.group(self.cs.CS_GRP_RET)) or instruction.mnemonic in (
+            "retaa",
+            "retab",
+        )
+
+    def _is_branch(self, instruction: Any) -> bool:
+        if instruction.mnemonic.startswith(("call", "bl")) and not (
+            instruction.mnemonic.startswith("bl") and instruction.mnemonic[2:3] in ("e", "o", "s")
+        ):
+            return False
+        return bool(instruction.group(self.cs.CS_GRP_JUMP))
+
+    def _target(self, instruction: Any) -> int | None:
+        last = instruction.operands[-1] if instruction.operands else None
+        immediate = (
+            self.cs.x86.X86_OP_IMM if self.image.machine == "x86_64" else self.cs.arm64.ARM64_OP_IMM
+        )
+        return cast(int, last.imm) if last is not None and last.type == immediate else None
+
+    def _is_table_jump(self, previous: list[Any], instruction: Any) -> bool:
+        """A switch's jump through a register that was just computed from a table."""
+        if not instruction.operands or len(instruction.operands) != 1:
+            return False
+        register = instruction.op_str.strip()
+        for earlier in reversed(previous):
+            if earlier.mnemonic == "add" and earlier.op_str.split(",")[0].strip() == register:
+                return True
+        return False
+
+    def _emulated(self, instruction: Any) -> bool:
+        """Instructions that uprobes need not single-step (arch/*/kernel/…/uprobes.c)."""
+        name = instruction.mnemonic
+        if self.image.machine == "x86_64":
+            one_byte = instruction.bytes[0]
+            return (
+                0x50 <= one_byte <= 0x57 and instruction.size == 1  # push
+            ) or (name in ("nop", "call", "jmp") or name.startswith("j")) and bool(
+                name == "nop" or self._target(instruction) is not None
+            )
+        return name in ("b", "bl", "cbz", "cbnz", "tbz", "tbnz", "adr", "nop") or name.startswith("b.")
+
+    def _moves_stack(self, instruction: Any) -> bool:
+        _, written = instruction.regs_access()
+        return any(instruction.reg_name(r) in ("rsp", "esp", "sp", "wsp") for r in written)
+
+
+def examine(file: BinaryIO) -> dict[str, Any]:
+    """The file's probe places as file offsets:
+
+    {"machine": …, "functions": {name: offset}, "entries": {name: offset},
+     "sites": [offset…], "unclear": reason or null}
+    """
+    image = Image.read(file)
+    answer: dict[str, Any] = {
+        "machine": image.machine,
+        "functions": {n: image.offset(s.address) for n, s in image.functions.items()},
+        "entries": {},
+        "sites": [],
+        "unclear": None,
+    }
+    try:
+        tracer = Tracer(image)
+        sites: set[int] = set()
+        for name, symbol in image.functions.items():
+            answer["entries"][name] = image.offset(tracer.entry(symbol))
+            sites |= tracer.returns(symbol)
+        answer["sites"] = sorted(image.offset(site) for site in sites)
+    except Unclear as error:
+        answer["unclear"] = str(error)
+    return answer
+
+
+def restrict() -> None:
+    """Gives up what is not needed to read one open file."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+    if os.geteuid() == 0:
+        with contextlib.suppress(OSError):
+            os.setgroups([])
+            os.setresgid(65534, 65534, 65534)
+            os.setresuid(65534, 65534, 65534)
+
+
+def main(arguments: list[str]) -> int:
+    with os.fdopen(int(arguments[0]), "rb") as file:
+        restrict()
+        try:
+            answer = examine(file)
+        except Exception as error:  # any malformed file: the daemon is told, in one line
+            answer = {"error": f"{type(error).__name__}: {error}"[:300]}
+    json.dump(answer, sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

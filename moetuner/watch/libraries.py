@@ -1,0 +1,278 @@
+"""The files that hold llama.cpp and the probes in them.
+
+A file is known by (device, inode) and attached once, whatever its name and in whatever
+mount namespace it was seen. Life of one:
+
+    offered → examining (elf, then the inspector in its own process) → attached → forgotten
+
+Probes at old offsets would corrupt new code, so a file that is written in place is
+detached at the first write (inotify) and examined again when its writer closes it. A
+file that was deleted, or that lies in another mount namespace, is let go once no
+process maps it.
+
+Owner of all fields: the daemon's only thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import selectors
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import moetuner
+from moetuner.errors import reason
+from moetuner.log import NOTICE, WARNING, Log, printable
+from moetuner.watch import elf, kernel, layout
+from moetuner.watch.places import Places
+from moetuner.watch.program import Program
+
+PACKAGE_PARENT = Path(moetuner.__file__).resolve().parent.parent
+Identity = tuple[int, int]
+_ANSWER_LIMIT = 1 << 20  # bytes; an answer has about 1 KB
+_REJECTED_LIMIT = 16384  # files remembered as none of ours until they change
+
+
+@dataclass
+class Library:
+    """One file. `fd` keeps the very inode; `path` is a name for people."""
+
+    identity: Identity
+    path: str
+    fd: int
+    stamp: tuple[int, int]  # size, mtime in ns: what was examined
+    foreign: bool  # not to be found under its path in our own mount namespace
+    state: str = "examining"  # examining | attached | failed | changing
+    functions: tuple[str, ...] = ()
+    returns: str = ""  # sites | uretprobe
+    why: str = ""
+    links: list[int] = field(default_factory=list)
+    watch: int | None = None
+    pids: set[int] = field(default_factory=set)
+
+    @property
+    def handle(self) -> str:
+        """A path to exactly this inode, short whatever the file's own path is."""
+        return f"/proc/self/fd/{self.fd}"
+
+
+class Libraries:
+    """`on_change` is called after each change that status should show."""
+
+    def __init__(
+        self,
+        program: Program,
+        pmu: kernel.UprobePmu,
+        selector: selectors.BaseSelector,
+        returns: str,
+        log: Log,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._program = program
+        self._pmu = pmu
+        self._selector = selector
+        self._returns = returns
+        self._log = log
+        self._on_change = on_change
+        self._machine = platform.machine()
+        self.known: dict[Identity, Library] = {}
+        self._rejected: dict[Identity, tuple[int, int]] = {}
+        self._inspections: dict[Identity, subprocess.Popen[bytes]] = {}
+        self._inotify = kernel.Inotify()
+        selector.register(self._inotify.fileno(), selectors.EVENT_READ, self._written)
+
+    def offer(self, opener: str | Path, path: str, pid: int | None = None) -> Identity | None:
+        """Considers a file: `opener` opens it now, `path` names it. None if it is none of ours."""
+        try:
+            fd = os.open(opener, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
+        except (OSError, ValueError):
+            return None
+        try:
+            status = os.fstat(fd)
+            identity = (status.st_dev, status.st_ino)
+            stamp = (status.st_size, status.st_mtime_ns)
+            library = self.known.get(identity)
+            if library is None:
+                if not stat.S_ISREG(status.st_mode) or self._rejected.get(identity) == stamp:
+                    return None
+                if not elf.may_export(fd, self._machine):
+                    self._reject(identity, stamp)
+                    return None
+                foreign = not _is_at(path, identity)
+                library = Library(identity, printable(path, 400), fd, stamp, foreign)
+                fd = -1  # the library's now
+                self.known[identity] = library
+                with contextlib.suppress(OSError):  # without: the rescan compares stamps
+                    library.watch = self._inotify.add(
+                        library.handle, kernel.IN_MODIFY | kernel.IN_CLOSE_WRITE
+                    )
+                self._inspect(library)
+            elif library.stamp != stamp and library.state != "changing":
+                self._detach(library, "it was changed in place")
+                self._inspect(library)
+            if pid is not None:
+                library.pids.add(pid)
+            return identity
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def _reject(self, identity: Identity, stamp: tuple[int, int]) -> None:
+        if len(self._rejected) >= _REJECTED_LIMIT:
+            self._rejected.clear()
+        self._rejected[identity] = stamp
+
+    def _inspect(self, library: Library) -> None:
+        status = os.fstat(library.fd)
+        library.stamp = (status.st_size, status.st_mtime_ns)
+        library.state = "examining"
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "moetuner.watch.inspector", str(library.fd)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[library.fd],
+                env={**os.environ, "PYTHONPATH": str(PACKAGE_PARENT)},
+            )
+        except OSError as error:
+            self._fail(library, f"cannot start the inspector: {reason(error)}")
+            return
+        assert process.stdout is not None
+        self._inspections[library.identity] = process
+        self._selector.register(
+            process.stdout, selectors.EVENT_READ, lambda: self._inspected(library, process)
+        )
+
+    def _inspected(self, library: Library, process: subprocess.Popen[bytes]) -> None:
+        # The inspector writes once, at its very end: reading on waits for its exit only.
+        assert process.stdout is not None
+        self._selector.unregister(process.stdout)
+        data = process.stdout.read(_ANSWER_LIMIT)
+        process.stdout.close()
+        process.wait()
+        if self._inspections.get(library.identity) is not process:
+            return  # the file changed meanwhile
+        del self._inspections[library.identity]
+        try:
+            places = Places.parse(json.loads(data), library.stamp[0])
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            self._fail(library, f"cannot be examined: {printable(str(error))}")
+            return
+        if not places.functions:  # it only calls them
+            self._reject(library.identity, library.stamp)
+            self._forget(library)
+            return
+        self._attach(library, places)
+
+    def _attach(self, library: Library, places: Places) -> None:
+        library.functions = tuple(n for n in layout.FUNCTIONS if n in places.functions)
+        if self._returns == "sites" and places.unclear is not None:
+            self._fail(library, f"watch.returns is sites, but {places.unclear}")
+            return
+        use_sites = self._returns != "uretprobe" and places.unclear is None
+        library.returns = "sites" if use_sites else "uretprobe"
+        library.why = "" if use_sites else places.unclear or "watch.returns is uretprobe"
+        try:
+            # Returns first: a call that entered between the two would never be seen to
+            # end. A return without its entry is only counted.
+            if use_sites:
+                for site in places.sites:
+                    self._link(library, site, "leave_site", on_return=False)
+            else:
+                for name in library.functions:
+                    program = layout.LEAVE[layout.FUNCTIONS.index(name)]
+                    self._link(library, places.functions[name], program, on_return=True)
+            for name in library.functions:
+                program = layout.ENTER[layout.FUNCTIONS.index(name)]
+                # With a uretprobe both share the trap of the function's first byte.
+                offset = (places.entries if use_sites else places.functions)[name]
+                self._link(library, offset, program, on_return=False)
+        except OSError as error:
+            self._unlink(library)  # all or nothing
+            self._fail(library, f"cannot attach probes: {reason(error)}")
+            return
+        library.state = "attached"
+        how = "" if use_sites else f"; returns by uretprobe: {printable(library.why)}"
+        self._log(f"watching {library.path} ({', '.join(library.functions)}{how})", NOTICE)
+        self._on_change()
+
+    def _link(self, library: Library, offset: int, program: str, *, on_return: bool) -> None:
+        fd = self._program.fds[program]
+        library.links.append(self._pmu.attach(library.handle, offset, fd, on_return=on_return))
+
+    def _unlink(self, library: Library) -> None:
+        for fd in reversed(library.links):  # entries first, then returns
+            os.close(fd)
+        library.links.clear()
+
+    def _fail(self, library: Library, why: str) -> None:
+        library.state, library.why = "failed", why
+        self._log(f"not watching {library.path}: {why}", WARNING)
+        self._on_change()
+
+    def _detach(self, library: Library, why: str) -> None:
+        if library.links:
+            self._log(f"no longer watching {library.path}: {why}", NOTICE)
+        self._unlink(library)
+        process = self._inspections.pop(library.identity, None)
+        if process is not None:
+            process.kill()  # its pipe ends, and _inspected clears up
+        self._on_change()
+
+    def _forget(self, library: Library) -> None:
+        self._unlink(library)
+        if library.watch is not None:
+            self._inotify.remove(library.watch)
+        self.known.pop(library.identity, None)
+        os.close(library.fd)
+
+    def _written(self) -> None:
+        masks: dict[int, int] = {}
+        for watch, mask in self._inotify.read():
+            masks[watch] = masks.get(watch, 0) | mask
+        for library in list(self.known.values()):
+            mask = masks.get(library.watch, 0) if library.watch is not None else 0
+            if mask & kernel.IN_MODIFY and library.state != "changing":
+                self._detach(library, "it is being written to")
+                library.state = "changing"
+            if mask & kernel.IN_CLOSE_WRITE and library.state == "changing":
+                self._inspect(library)
+
+    def retire(self, mapped: dict[Identity, set[int]]) -> None:
+        """Given who maps what now: lets go of files that are deleted or foreign and unused."""
+        for library in list(self.known.values()):
+            library.pids = mapped.get(library.identity, set())
+            if library.pids or library.identity in self._inspections:
+                continue
+            deleted = os.fstat(library.fd).st_nlink == 0
+            if deleted or library.foreign:
+                self._detach(
+                    library,
+                    ("it was deleted and " if deleted else "") + "no process maps it any more",
+                )
+                self._forget(library)
+
+    def close(self) -> None:
+        for process in self._inspections.values():
+            process.kill()
+            process.wait()
+        for library in list(self.known.values()):
+            self._forget(library)
+        self._selector.unregister(self._inotify.fileno())
+        self._inotify.close()
+
+
+def _is_at(path: str, identity: Identity) -> bool:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return False
+    return (status.st_dev, status.st_ino) == identity
