@@ -1,20 +1,17 @@
-"""System calls that Python has no module for: perf events and inotify.
+"""Perf events, which Python has no module for.
 
-Numbers and layouts are the kernel's UAPI (linux/perf_event.h, linux/inotify.h).
+Numbers and layouts are the kernel's UAPI (linux/perf_event.h).
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import platform
-import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from moetuner.errors import MissingRequirement, SystemRefused
+from moetuner.errors import MissingRequirement
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -114,51 +111,3 @@ class UprobePmu:
             os.close(fd)
             raise
         return fd
-
-
-IN_MODIFY = 0x2
-IN_CLOSE_WRITE = 0x8
-IN_NONBLOCK = os.O_NONBLOCK
-IN_CLOEXEC = os.O_CLOEXEC
-_INOTIFY_HEADER = struct.Struct("iIII")
-
-
-class Inotify:
-    """Tells when a watched file's content is written. Pollable through `fileno`."""
-
-    def __init__(self) -> None:
-        self._fd = _libc.inotify_init1(IN_NONBLOCK | IN_CLOEXEC)
-        if self._fd < 0:
-            code = ctypes.get_errno()
-            raise SystemRefused(f"inotify is not available: {os.strerror(code)}")
-
-    def fileno(self) -> int:
-        return int(self._fd)
-
-    def add(self, path: str, mask: int) -> int:
-        """A watch's number; OSError (ENOSPC when the user's watches are used up)."""
-        number = _libc.inotify_add_watch(self._fd, os.fsencode(path), mask)
-        if number < 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code), path)
-        return int(number)
-
-    def remove(self, number: int) -> None:
-        _libc.inotify_rm_watch(self._fd, number)  # EINVAL: the file is gone, and so the watch
-
-    def read(self) -> Iterator[tuple[int, int]]:
-        """(watch, mask) of what happened since; nothing if nothing did."""
-        try:
-            data = os.read(self._fd, 64 * 1024)
-        except OSError as error:
-            if error.errno == errno.EAGAIN:
-                return
-            raise
-        at = 0
-        while at < len(data):
-            number, mask, _, length = _INOTIFY_HEADER.unpack_from(data, at)
-            at += _INOTIFY_HEADER.size + length
-            yield number, mask
-
-    def close(self) -> None:
-        os.close(self._fd)

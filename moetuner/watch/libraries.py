@@ -29,6 +29,7 @@ from pathlib import Path
 
 import moetuner
 from moetuner.errors import reason
+from moetuner.inotify import IN_CLOSE_WRITE, IN_MODIFY, Inotify
 from moetuner.log import NOTICE, WARNING, Log, printable
 from moetuner.watch import elf, kernel, layout
 from moetuner.watch.places import Places
@@ -85,8 +86,18 @@ class Libraries:
         self.known: dict[Identity, Library] = {}
         self._rejected: dict[Identity, tuple[int, int]] = {}
         self._inspections: dict[Identity, subprocess.Popen[bytes]] = {}
-        self._inotify = kernel.Inotify()
+        self._inotify = Inotify()
         selector.register(self._inotify.fileno(), selectors.EVENT_READ, self._written)
+
+    def set_returns(self, returns: str) -> None:
+        """How returns are probed from now on; files that are attached are attached anew."""
+        if returns == self._returns:
+            return
+        self._returns = returns
+        for library in list(self.known.values()):
+            if library.state in ("attached", "failed"):
+                self._detach(library, f"watch.returns is now {returns}")
+                self._inspect(library)
 
     def offer(self, opener: str | Path, path: str, pid: int | None = None) -> Identity | None:
         """Considers a file: `opener` opens it now, `path` names it. None if it is none of ours."""
@@ -111,7 +122,7 @@ class Libraries:
                 self.known[identity] = library
                 with contextlib.suppress(OSError):  # without: the rescan compares stamps
                     library.watch = self._inotify.add(
-                        library.handle, kernel.IN_MODIFY | kernel.IN_CLOSE_WRITE
+                        library.handle, IN_MODIFY | IN_CLOSE_WRITE
                     )
                 self._inspect(library)
             elif library.stamp != stamp and library.state != "changing":
@@ -240,10 +251,10 @@ class Libraries:
             masks[watch] = masks.get(watch, 0) | mask
         for library in list(self.known.values()):
             mask = masks.get(library.watch, 0) if library.watch is not None else 0
-            if mask & kernel.IN_MODIFY and library.state != "changing":
+            if mask & IN_MODIFY and library.state != "changing":
                 self._detach(library, "it is being written to")
                 library.state = "changing"
-            if mask & kernel.IN_CLOSE_WRITE and library.state == "changing":
+            if mask & IN_CLOSE_WRITE and library.state == "changing":
                 self._inspect(library)
 
     def retire(self, mapped: dict[Identity, set[int]]) -> None:

@@ -42,6 +42,7 @@ class Mapping:
     start: int
     length: int
     identity: tuple[int, int, int, int]  # device major, minor, inode, generation
+    path: str  # as the process saw it; may mean another file in our mount namespace
 
 
 class _Ring:
@@ -139,7 +140,8 @@ class Mappings:
                 if len(self._seen) >= _SEEN_LIMIT:
                     self._seen.clear()
                 self._seen.add(identity)
-                yield Mapping(pid, start, length, identity)
+                name = data[body + _MMAP2.size : at].split(b"\0", 1)[0]
+                yield Mapping(pid, start, length, identity, os.fsdecode(name))
 
     def forget(self) -> None:
         """Every file counts as new again (after one changed in place)."""
