@@ -6,10 +6,23 @@ code on another tree. Every error names the path, the value and the reason.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 
 from moetuner.errors import SystemRefused, reason
+
+# A device that goes away answers with any of these, by the moment it is asked in.
+_GONE = {errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.ENOTDIR, errno.ESTALE}
+
+
+class Missing(SystemRefused):
+    """The file is not there, or its device went away."""
+
+
+class Untrusted(SystemRefused):
+    """A state file that is not of our own making; nothing in it may be believed."""
 
 
 class SysRoot:
@@ -25,13 +38,17 @@ class SysRoot:
         return self.root / str(name).lstrip("/")
 
     def read(self, name: str | os.PathLike[str]) -> str:
-        """Text of the file without surrounding white space; SystemRefused if it cannot be read."""
+        """Text of the file without surrounding white space and NULs.
+
+        Raises Missing if it is not there, SystemRefused if it cannot be read.
+        """
         path = self.path(name)
         try:
-            with path.open("rb") as file:
-                return file.read(self.LIMIT).decode("utf-8", "replace").strip()
+            data = self._load(path)
         except OSError as error:
-            raise SystemRefused(f"cannot read {path}: {reason(error)}") from error
+            raise _refused(f"cannot read {path}", error) from error
+        # Device-tree properties end in a NUL.
+        return data.decode("utf-8", "replace").strip("\0 \t\r\n")
 
     def read_optional(self, name: str | os.PathLike[str]) -> str | None:
         """As read; None when the file is not there, not readable or has no data now."""
@@ -46,22 +63,27 @@ class SysRoot:
         try:
             return int(text)
         except ValueError:
-            raise SystemRefused(f"{self.path(name)} holds {text!r}, not a whole number") from None
+            raise SystemRefused(
+                f"{self.path(name)} holds {text[:60]!r}, not a whole number"
+            ) from None
+
+    def read_int_optional(self, name: str | os.PathLike[str]) -> int | None:
+        """As read_int; None when there is no number to be had now."""
+        try:
+            return self.read_int(name)
+        except SystemRefused:
+            return None
 
     def write(self, name: str | os.PathLike[str], value: str) -> None:
-        """One write(2) of `value` to an existing file; SystemRefused on failure.
+        """One write(2) of `value` to an existing file; Missing or SystemRefused on failure.
 
         O_CREAT is not given: a sysfs attribute that is gone must not become a file.
         """
         path = self.path(name)
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
-            try:
-                os.write(fd, value.encode())
-            finally:
-                os.close(fd)
+            self._store(path, value.encode())
         except OSError as error:
-            raise SystemRefused(f"cannot write {value} to {path}: {reason(error)}") from error
+            raise _refused(f"cannot write {value} to {path}", error) from error
 
     def exists(self, name: str | os.PathLike[str]) -> bool:
         return self.path(name).exists()
@@ -69,6 +91,104 @@ class SysRoot:
     def children(self, name: str | os.PathLike[str]) -> list[str]:
         """Names in a directory, sorted; empty when it is not there."""
         try:
-            return sorted(os.listdir(self.path(name)))
+            return sorted(self._list(self.path(name)))
         except OSError:
             return []
+
+    def replace(self, name: str | os.PathLike[str], text: str) -> None:
+        """Puts `text` into a file of our own, all or nothing, on disk before it returns.
+
+        The directory is made if need be. SystemRefused (`No space left on device`)
+        leaves the file as it was.
+        """
+        path = self.path(name)
+        # One fixed name, so that crashes cannot pile up files. There is one writer.
+        temporary = path.with_name(f".{path.name}.new")
+        try:
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(temporary, flags, 0o644)
+            try:
+                data = text.encode()
+                while data:
+                    data = data[os.write(fd, data) :]
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            temporary.rename(path)
+            _sync_directory(path.parent)
+        except OSError as error:
+            raise _refused(f"cannot write {path}", error) from error
+
+    def read_state(self, name: str | os.PathLike[str], limit: int) -> str:
+        """Text of a file that `replace` wrote.
+
+        Raises Missing, SystemRefused, or Untrusted when it is a link, no regular
+        file, another user's, writable by others, or longer than `limit` bytes.
+        """
+        path = self.path(name)
+        try:
+            # O_NONBLOCK: a FIFO in its place must not stop us.
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                status = os.fstat(fd)
+                problem = _distrust(status, limit)
+                if problem:
+                    raise Untrusted(f"{path} {problem}")
+                return os.read(fd, limit + 1).decode("utf-8", "replace")
+            finally:
+                os.close(fd)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise Untrusted(f"{path} is a symbolic link") from error
+            raise _refused(f"cannot read {path}", error) from error
+
+    def remove(self, name: str | os.PathLike[str]) -> None:
+        """Deletes a file of our own and makes that durable; nothing if it is not there."""
+        path = self.path(name)
+        try:
+            path.unlink()
+            _sync_directory(path.parent)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise _refused(f"cannot remove {path}", error) from error
+
+    def _load(self, path: Path) -> bytes:
+        with path.open("rb") as file:
+            return file.read(self.LIMIT)
+
+    def _store(self, path: Path, data: bytes) -> None:
+        fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        try:
+            os.write(fd, data)
+        finally:
+            os.close(fd)
+
+    def _list(self, path: Path) -> list[str]:
+        return [entry.name for entry in path.iterdir()]
+
+
+def _refused(what: str, error: OSError) -> SystemRefused:
+    kind = Missing if error.errno in _GONE else SystemRefused
+    return kind(f"{what}: {reason(error)}")
+
+
+def _distrust(status: os.stat_result, limit: int) -> str | None:
+    if not stat.S_ISREG(status.st_mode):
+        return "is not a regular file"
+    if status.st_uid not in (0, os.geteuid()):
+        return f"belongs to user {status.st_uid}"
+    if status.st_mode & 0o022:
+        return "is writable by others"
+    if status.st_size > limit:
+        return f"is longer than {limit} bytes"
+    return None
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
