@@ -117,7 +117,9 @@ def _called(activity: Activity, call: Call, now: float) -> Activity:
     known = next((a for a in activity.active if a.pid == call.pid), None)
     if known is not None:
         last = max(last, known.last)
-        return _with(activity, replace(known, last=last, due=last + activity.hold, stalled_since=None))
+        return _with(
+            activity, replace(known, last=last, due=last + activity.hold, stalled_since=None)
+        )
     if last + activity.hold <= now:
         # Read late (the daemon was stopped): the call may still run, so look at once.
         return _with(activity, Active(call.pid, call.name, last, now))
@@ -127,14 +129,18 @@ def _called(activity: Activity, call: Call, now: float) -> Activity:
 def _sampled(activity: Activity, known: Active, sample: Sample, now: float) -> Activity:
     last = known.last if sample.last is None else max(known.last, min(sample.last, now))
     if last + activity.hold > now:
-        return _with(activity, replace(known, last=last, due=last + activity.hold, stalled_since=None))
+        return _with(
+            activity, replace(known, last=last, due=last + activity.hold, stalled_since=None)
+        )
     if sample.in_flight is None or now - sample.in_flight > MAX_CALL_S:
         return _without(activity, known.pid)
     stalled = None if sample.progress else (known.stalled_since or now)
     if stalled is not None and now - stalled >= MAX_STALL_S:
         return _without(activity, known.pid)
     # A long call: look again after a hold time; its return moves `last` then.
-    return _with(activity, replace(known, last=last, due=now + activity.hold, stalled_since=stalled))
+    return _with(
+        activity, replace(known, last=last, due=now + activity.hold, stalled_since=stalled)
+    )
 
 
 def _with(activity: Activity, changed: Active) -> Activity:

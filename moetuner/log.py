@@ -22,7 +22,7 @@ class Log(Protocol):
 
 
 def printable(text: str, limit: int = 200) -> str:
-    """`text` on one line: control, bidirectional and unpaired characters as escapes, cut at limit."""
+    """`text` on one line: control and bidirectional characters as escapes."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 

@@ -72,12 +72,10 @@ class Map:
 
     def lookup(self, key: int, value: ctypes.Structure | ctypes._SimpleCData[int]) -> bool:
         """Reads into `value`; False if the key is not there."""
-        return (
-            self._lib.bpf_map_lookup_elem(
-                self.fd, ctypes.byref(self._key(key)), ctypes.byref(value)
-            )
-            == 0
+        result: int = self._lib.bpf_map_lookup_elem(
+            self.fd, ctypes.byref(self._key(key)), ctypes.byref(value)
         )
+        return result == 0
 
     def update(self, key: int, value: ctypes.Structure | ctypes._SimpleCData[int]) -> None:
         result = self._lib.bpf_map_update_elem(

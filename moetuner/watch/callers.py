@@ -94,7 +94,13 @@ class Callers:
             return None
         counts, reason = self._judge(process)
         caller = Caller(
-            pid, process.started, printable(process.comm), printable(process.exe), counts, reason, pidfd
+            pid,
+            process.started,
+            printable(process.comm),
+            printable(process.exe),
+            counts,
+            reason,
+            pidfd,
         )
         self.known[pid] = caller
         self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._ended(caller))

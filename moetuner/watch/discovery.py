@@ -48,7 +48,7 @@ class Discovery:
         selector.register(self._epoll.fileno(), selectors.EVENT_READ, self._mapped)
 
     def configure(self, paths: tuple[str, ...], rescan_s: float) -> None:
-        """Paths (globs) to watch in addition, and the time between scans; scans at the next tick."""
+        """Paths (globs) to watch in addition; seconds between scans. Scans at the next tick."""
         self._configured, self._rescan_s = paths, rescan_s
         self._next_scan = 0.0
         for path in paths:

@@ -48,6 +48,8 @@ MAX_REGIONS = 64
 MAX_REGION_BYTES = 256 * 1024  # llama_context::decode has 12 KB
 MAX_SITES = 256
 _SYMBOL = struct.Struct("<IBBHQQ")
+# arm64 instructions that the kernel simulates (arch/arm64/kernel/probes/decode-insn.c)
+_SIMULATED = ("b", "bl", "cbz", "cbnz", "tbz", "tbnz", "adr", "nop")
 _STT_FUNC, _STT_GNU_IFUNC = 2, 10
 
 
@@ -112,7 +114,10 @@ class Image:
     def region(self, address: int) -> Symbol | None:
         """The sized function that holds `address`."""
         at = bisect.bisect_right(self.sized, address, key=lambda s: s.address) - 1
-        if at >= 0 and self.sized[at].address <= address < self.sized[at].address + self.sized[at].size:
+        if (
+            at >= 0
+            and self.sized[at].address <= address < self.sized[at].address + self.sized[at].size
+        ):
             return self.sized[at]
         return None
 
@@ -158,7 +163,9 @@ class Tracer:
 
     def entry(self, function: Symbol) -> int:
         """Address for the entry probe (see the module's text)."""
-        for instruction in self.disassembler.disasm(self.image.code(function.address, 64), function.address):
+        for instruction in self.disassembler.disasm(
+            self.image.code(function.address, 64), function.address
+        ):
             if instruction.address >= function.address + max(function.size, 1):
                 break
             if self._emulated(instruction):
@@ -208,7 +215,8 @@ class Tracer:
                     (inside if region.address <= target < end else outside).add(target)
                 elif not self._is_table_jump(previous, instruction):
                     raise Unclear(
-                        f"{region.name} jumps through {instruction.op_str} at {instruction.address:#x}"
+                        f"{region.name} jumps through {instruction.op_str} "
+                        f"at {instruction.address:#x}"
                     )
             previous = [*previous[-5:], instruction]
         # Data between instructions would shift the rest: then ends or targets do not fit.
@@ -275,13 +283,12 @@ class Tracer:
         """Instructions that uprobes need not single-step (arch/*/kernel/…/uprobes.c)."""
         name = instruction.mnemonic
         if self.image.machine == "x86_64":
-            one_byte = instruction.bytes[0]
-            return (
-                0x50 <= one_byte <= 0x57 and instruction.size == 1  # push
-            ) or (name in ("nop", "call", "jmp") or name.startswith("j")) and bool(
-                name == "nop" or self._target(instruction) is not None
-            )
-        return name in ("b", "bl", "cbz", "cbnz", "tbz", "tbnz", "adr", "nop") or name.startswith("b.")
+            if instruction.size == 1 and 0x50 <= instruction.bytes[0] <= 0x57:
+                return True  # push
+            if name in ("call", "jmp") or name.startswith("j"):
+                return self._target(instruction) is not None
+            return bool(name == "nop")
+        return name.startswith("b.") or name in _SIMULATED
 
     def _moves_stack(self, instruction: Any) -> bool:
         _, written = instruction.regs_access()

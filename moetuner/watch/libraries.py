@@ -121,9 +121,7 @@ class Libraries:
                 fd = -1  # the library's now
                 self.known[identity] = library
                 with contextlib.suppress(OSError):  # without: the rescan compares stamps
-                    library.watch = self._inotify.add(
-                        library.handle, IN_MODIFY | IN_CLOSE_WRITE
-                    )
+                    library.watch = self._inotify.add(library.handle, IN_MODIFY | IN_CLOSE_WRITE)
                 self._inspect(library)
             elif library.stamp != stamp and library.state != "changing":
                 self._detach(library, "it was changed in place")

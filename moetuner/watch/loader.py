@@ -96,11 +96,14 @@ def explain(error: BaseException, stderr: list[str], source: headers.Headers) ->
     detail = next((line for line in stderr if "error:" in line), "")
     if "kernel headers" in text or "file not found" in text or "No such file" in text:
         return MissingRequirement(
-            f"bcc cannot use kernel headers ({source.describe()})" + (f": {detail}" if detail else ""),
+            f"bcc cannot use kernel headers ({source.describe()})"
+            + (f": {detail}" if detail else ""),
             headers.HINT,
         )
     tail = " | ".join(line for line in stderr[-3:] if line.strip())
-    return SystemRefused(f"the probe does not load: {detail or error}" + (f" [{tail}]" if tail else ""))
+    return SystemRefused(
+        f"the probe does not load: {detail or error}" + (f" [{tail}]" if tail else "")
+    )
 
 
 def main(arguments: list[str]) -> int:

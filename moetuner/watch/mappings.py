@@ -36,7 +36,7 @@ _SEEN_LIMIT = 8192
 
 @dataclass(frozen=True)
 class Mapping:
-    """One executable mapping of a file: who, where, and the file's identity as the kernel has it."""
+    """One executable mapping of a file, with the file's identity as the kernel has it."""
 
     pid: int
     start: int

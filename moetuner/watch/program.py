@@ -74,7 +74,9 @@ def load(probe_dir: Path = PROBE_DIR) -> Program:
             "run it on the host, or with the host's pid namespace (docker: --pid=host)",
         )
     if not (probe_dir / "inference.bpf.c").is_file():
-        raise MissingRequirement(f"{probe_dir}/inference.bpf.c is missing", "install moetuner again")
+        raise MissingRequirement(
+            f"{probe_dir}/inference.bpf.c is missing", "install moetuner again"
+        )
     library = LibBpf()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
