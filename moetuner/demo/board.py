@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from moetuner.demo.inotify import Inotify
+from moetuner.demo.writes import Writes
 from moetuner.errors import MoetunerError
 
 NODE = "17000000.gpu"
@@ -159,16 +159,16 @@ def follow(board: Board) -> None:
 
 def govern(board: Board) -> None:
     """Plays the governor until it is ended by a signal. Sleeps until a limit is written."""
-    inotify = Inotify()
+    limits = Writes()
     try:
-        inotify.watch(board.min_freq)
-        inotify.watch(board.max_freq)
+        limits.watch(board.min_freq)
+        limits.watch(board.max_freq)
         follow(board)
         while True:
-            inotify.wait()
+            limits.wait()
             follow(board)
     finally:
-        inotify.close()
+        limits.close()
 
 
 def main(arguments: list[str] | None = None) -> int:

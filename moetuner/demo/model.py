@@ -270,4 +270,12 @@ def _add_facts(writer: Any, spec: ModelSpec, tokens: Vocabulary) -> None:
     writer.add_eos_token_id(tokens.first_special)
     writer.add_pad_token_id(tokens.first_special)
     writer.add_add_bos_token(False)
-    writer.add_file_type(int(gguf.LlamaFileType.GUESSED))
+    writer.add_file_type(_file_type(spec.expert_type))
+
+
+def _file_type(dtype: str) -> int:
+    """What llama.cpp's tools show as the model's type."""
+    for name in (f"MOSTLY_{dtype}", f"MOSTLY_{dtype}_M", f"MOSTLY_{dtype}_MOE", f"ALL_{dtype}"):
+        if name in gguf.LlamaFileType.__members__:
+            return int(gguf.LlamaFileType[name])
+    return int(gguf.LlamaFileType.GUESSED)

@@ -7,14 +7,16 @@ lines from inotify (stamped when this process wakes up, so some 0.1 ms late).
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from moetuner.demo.board import Board
-from moetuner.demo.inotify import IN_CLOSE_WRITE, IN_MODIFY, Inotify
 from moetuner.demo.witness import Call
+from moetuner.demo.writes import Writes
+from moetuner.inotify import IN_CLOSE_WRITE, IN_MODIFY
 
 MHZ = 1_000_000
 
@@ -66,22 +68,22 @@ class Recorder:
         self._changes: list[Change] = []
         self._lines: list[JournalLine] = []
         self._floor = board.floor()
-        self._inotify = Inotify()
+        self._writes = Writes()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
         """Raises SystemRefused if one of the two files cannot be watched."""
         self._journal.touch()
-        self._inotify.watch(self._board.min_freq, IN_CLOSE_WRITE)
-        self._inotify.watch(self._journal, IN_MODIFY)
+        self._writes.watch(self._board.min_freq, IN_CLOSE_WRITE)
+        self._writes.watch(self._journal, IN_MODIFY)
         self._thread.start()
 
     def stop(self) -> None:
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._inotify.close()
+        self._writes.close()
 
     def heard(self, call: Call) -> None:
         """For the Witness: one call into the library."""
@@ -106,11 +108,20 @@ class Recorder:
             time.sleep(0.02)
         return False
 
+    def wait_for_line(self, part: str, timeout_s: float) -> bool:
+        """Waits for a journal line that contains `part`; False after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if any(part in line.text for line in self.since(0).journal):
+                return True
+            time.sleep(0.05)
+        return False
+
     def _run(self) -> None:
         with self._journal.open("rb") as journal:
             rest = b""
             while not self._ended.is_set():
-                written = self._inotify.wait(0.2)
+                written = self._writes.wait(0.2)
                 now = time.monotonic()
                 if self._board.min_freq in written:
                     self._note_floor(now)
@@ -156,6 +167,13 @@ def time_line(window: Window) -> list[Entry]:
         entries.append(Entry(change.at, "min_freq", text))
     entries += [Entry(line.at, "journal", line.text) for line in window.journal]
     return sorted(entries, key=lambda entry: entry.at)
+
+
+def others(journal: tuple[JournalLine, ...], ours: frozenset[int]) -> list[str]:
+    """Journal lines about further processes on this machine that count, so hold the floor up."""
+    found = re.compile(r"pid (\d+) (?!.*does not count).*keeps experts on the CPU")
+    matches = ((found.match(line.text), line.text) for line in journal)
+    return [text for match, text in matches if match and int(match[1]) not in ours]
 
 
 PAUSE_S = 0.9  # just under `hold`: a call after so long is the first of a new activity

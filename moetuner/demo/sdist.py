@@ -63,7 +63,12 @@ def download(sdist: Sdist, directory: Path, *, show_progress: bool = False) -> P
         if _sha256(archive) == sdist.sha256:
             return archive
         raise SystemRefused(f"{archive} is damaged or another version", "remove it and try again")
-    with tempfile.TemporaryDirectory(prefix="moetuner-sdist-") as scratch:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SystemRefused(f"cannot make {directory}: {reason(error)}") from error
+    # Not in /tmp, which may be small: pip unpacks 250 MB to look for the metadata.
+    with tempfile.TemporaryDirectory(prefix="fetching-", dir=directory) as scratch:
         _write_backend(Path(scratch, "backend"), sdist)
         requirements = Path(scratch, "requirements.txt")
         requirements.write_text(f"{sdist.project}=={sdist.version} --hash=sha256:{sdist.sha256}\n")
@@ -78,7 +83,7 @@ def download(sdist: Sdist, directory: Path, *, show_progress: bool = False) -> P
         )
         result = subprocess.run(
             command,
-            env={**os.environ, "PYTHONPATH": search},
+            env={**os.environ, "PYTHONPATH": search, "TMPDIR": scratch},
             stdin=subprocess.DEVNULL,
             stdout=None if show_progress else subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -87,13 +92,7 @@ def download(sdist: Sdist, directory: Path, *, show_progress: bool = False) -> P
         )
         if result.returncode != 0:
             raise _explained(sdist, result.stderr)
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            part = archive.with_suffix(".part")
-            shutil.copyfile(Path(scratch, archive.name), part)
-            part.replace(archive)
-        except OSError as error:
-            raise SystemRefused(f"cannot write {archive}: {reason(error)}") from error
+        Path(scratch, archive.name).rename(archive)
     return archive
 
 

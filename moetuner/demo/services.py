@@ -20,7 +20,7 @@ import moetuner
 from moetuner.errors import SystemRefused
 
 READY_S = 90.0  # bcc compiles for 14 s on an emulated machine; a model loads in under one
-STOP_S = 10.0
+STOP_S = 30.0  # taking uprobes back took the daemon up to 14 s on a busy machine
 
 
 class Service:
