@@ -109,6 +109,12 @@ def in_place(ours: Iterable[int], min_hz: int, max_hz: int) -> bool:
     return any(min_hz == hz or hz > max_hz == min_hz for hz in ours)
 
 
+def sane(found_hz: int, seen: Reading) -> int:
+    """What to write to put `found_hz` back: not above max_freq, unless that is itself below
+    everything the node supports."""
+    return min(found_hz, max(seen.max_hz, seen.available[0] if seen.available else 0))
+
+
 def mhz(hz: int) -> str:
     """`1020 MHz`, `1300.5 MHz`"""
     return f"{hz / 1e6:.1f}".removesuffix(".0") + " MHz"
@@ -244,7 +250,7 @@ def _decide(state: State, seen: Reading, now: float) -> tuple[State, Actions]:
     if held and (target is None or target <= held.found_hz):
         why = "idle" if state.who is None and not state.stopping else blocked
         state = replace(state, putting_back=why or "nothing to raise")
-        actions: Actions = (RestoreMin(seen.node, min(held.found_hz, seen.max_hz)),)
+        actions: Actions = (RestoreMin(seen.node, sane(held.found_hz, seen)),)
     elif target is None:
         state, actions = _not_raised(state, seen, blocked)
     elif held and target == held.asked_hz:
@@ -326,7 +332,9 @@ def _written(state: State, seen: Reading, now: float) -> tuple[State, Actions]:
     if asked > seen.max_hz:  # max_freq fell in between
         return _decide(replace(state, held=replace(held, reads_hz=asked)), seen, now)
     state = replace(state, held=replace(held, reads_hz=got))
-    taken: Actions = ()
+    save = SaveBaseline(seen.node, held.found_hz, tuple(sorted({asked, got})))
+    # The value before is in place no longer: from now on it would be somebody else's.
+    taken: Actions = (save,) if held.reads_hz not in (None, asked) else ()
     if got != asked:
         if got == held.found_hz:
             text = f"min_freq still reads {mhz(got)} after writing {mhz(asked)}"
@@ -335,7 +343,7 @@ def _written(state: State, seen: Reading, now: float) -> tuple[State, Actions]:
             return state, (ClearBaseline(seen.node), *said)
         text = f"min_freq reads {mhz(got)} after writing {mhz(asked)}: taken as it is"
         state, said = _once(state, "clamped", text, WARNING)
-        taken = (*said, SaveBaseline(seen.node, held.found_hz, (asked, got)))
+        taken = (*said, save)
     state = _may_say_again(state, "blocked", "failed")
     return state, (*taken, Say(f"floor {mhz(got)} ({state.who})"))
 
@@ -343,8 +351,8 @@ def _written(state: State, seen: Reading, now: float) -> tuple[State, Actions]:
 def _was_put_back(
     state: State, held: Held, seen: Reading, why: str, now: float
 ) -> tuple[State, Actions]:
-    asked, got = min(held.found_hz, seen.max_hz), seen.min_hz
-    if got != asked and in_place(held.values, got, seen.max_hz):
+    asked, got = sane(held.found_hz, seen), seen.min_hz
+    if got != min(asked, seen.max_hz) and in_place(held.values, got, seen.max_hz):
         text = f"min_freq still reads {mhz(got)} after putting back {mhz(asked)}"
         return _once(replace(state, check_at=now + RETRY_S), "failed", text, WARNING)
     check_at = now + CHECK_S if state.who is not None and not state.hands_off else None

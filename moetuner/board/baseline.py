@@ -18,7 +18,7 @@ from typing import Any
 from moetuner.board.devfreq import CLASS, Devfreq, NodeGone
 from moetuner.board.sysroot import Missing, SysRoot, Untrusted
 from moetuner.errors import SystemRefused
-from moetuner.floor import in_place, mhz
+from moetuner.floor import in_place, mhz, sane
 from moetuner.log import ERROR, INFO, NOTICE, WARNING
 
 PATH = "/run/moetuner/baseline.json"
@@ -131,14 +131,14 @@ def recover(root: SysRoot, file: BaselineFile) -> Recovery:
     node = Devfreq(root, saved.node)
     try:
         seen = node.read()
-        found = min(saved.found_hz, seen.max_hz)
+        found = sane(saved.found_hz, seen)
         if not seen.available or not seen.available[0] <= saved.found_hz <= seen.available[-1]:
             text = (
                 f"the saved min_freq, {saved.found_hz} Hz, is out of {saved.node}'s range: ignored"
             )
             return _drop(file, Outcome.IGNORED, text, WARNING)
         if not in_place(saved.ours_hz, seen.min_hz, seen.max_hz):
-            if seen.min_hz == found:
+            if seen.min_hz == min(found, seen.max_hz):
                 return _drop(file, Outcome.ALREADY, "", INFO)
             text = f"min_freq of {saved.node} is {mhz(seen.min_hz)} by somebody else: left alone"
             return _drop(file, Outcome.FOREIGN, text, NOTICE)
@@ -148,7 +148,8 @@ def recover(root: SysRoot, file: BaselineFile) -> Recovery:
         return Recovery(Outcome.WAITING, text, NOTICE)
     except SystemRefused as error:
         return Recovery(Outcome.FAILED, f"min_freq is still raised: {error.message}", ERROR)
-    if after.min_hz != found and in_place(saved.ours_hz, after.min_hz, after.max_hz):
+    reached = after.min_hz == min(found, after.max_hz)
+    if not reached and in_place(saved.ours_hz, after.min_hz, after.max_hz):
         text = f"min_freq still reads {mhz(after.min_hz)} after putting back {mhz(found)}"
         return Recovery(Outcome.FAILED, text, ERROR)
     text = f"floor {mhz(after.min_hz)} (left raised by process {saved.pid}, which ended)"

@@ -3,7 +3,13 @@ real actuator and baseline file, and a devfreq that behaves as the kernel's."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from moetuner.board.actuator import Actuator
 from moetuner.board.baseline import BaselineFile
@@ -134,3 +140,47 @@ def short(action: Action) -> str:
     if found is not None:
         return f"{name} {found / MHZ:g} for {' '.join(f'{hz / MHZ:g}' for hz in ours)}"
     return name
+
+
+_CHANGING = ("open", "write", "fsync", "rename", "unlink", "mkdir")
+
+
+class Killed(BaseException):
+    """What SIGKILL would do: no handler of ours catches it."""
+
+
+@contextmanager
+def killed_at(step: int, rig: Rig) -> Iterator[Callable[[], int]]:
+    """Ends at the n-th system call that changes something, before it takes place, and for
+    a write to devfreq also after. The value tells how many there were."""
+    count = 0
+
+    def tick() -> None:
+        nonlocal count
+        count += 1
+        if count == step:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+
+        def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                tick()
+                return real(*args, **kwargs)
+
+            return call
+
+        for name in _CHANGING:
+            patch.setattr(os, name, counted(getattr(os, name)))
+        store = rig.root._store
+
+        def _store(path: Path, data: bytes) -> None:
+            tick()
+            store(path, data)
+            tick()
+
+        patch.setattr(rig.root, "_store", _store)
+        try:
+            yield lambda: count
+        except Killed:
+            assert count == step
