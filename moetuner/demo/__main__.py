@@ -31,7 +31,7 @@ from moetuner.demo.record import Recorder, others
 from moetuner.demo.services import Daemon, LlamaServer, Service, start_governor
 from moetuner.demo.show import HOLD_S, Outcome, Stage, servers
 from moetuner.demo.witness import Witness
-from moetuner.errors import MissingRequirement, MoetunerError
+from moetuner.errors import MissingRequirement, MoetunerError, NotSo
 
 ATTACH_S = 15.0
 CONFIGURATION = f"""\
@@ -203,6 +203,11 @@ def _set_up(
         raise daemon.failure(f"did not find {built.libllama} in the running servers")
     # Loading ends with a warm-up call, which is inference too.
     if not recorder.wait_until_low(HOLD_S + 5):
+        if foreign := others(recorder.since(0).journal, frozenset({moe.pid, dense.pid})):
+            raise NotSo(
+                f"another process on this machine holds the floor up: {foreign[-1]}",
+                "the demonstration needs the machine to itself: end it and try again",
+            )
         raise daemon.failure("left the floor up after the servers had started")
     stage = Stage(console, board, recorder, witnessed)
     return stage, _Cast(daemon, moe, dense, keep), recorder
