@@ -83,7 +83,7 @@ static __always_inline int enter(struct pt_regs *ctx, u32 fn) {
     struct process_state *process = processes.lookup(&pid);
     if (!process) {
         struct process_state fresh = {.first_ns = now, .last_ns = now};
-        processes.update(&pid, &fresh);
+        processes.insert(&pid, &fresh); /* fails if another thread was first */
         process = processes.lookup(&pid);
         if (!process)
             return 0;
@@ -98,10 +98,9 @@ static __always_inline int enter(struct pt_regs *ctx, u32 fn) {
     u32 index = SETTING_REARM_NS;
     u64 *rearm = settings.lookup(&index);
     /* last_ns may lie ahead of `now`: another thread on another core was later. */
-    if (rearm && now > process->last_ns && now - process->last_ns >= *rearm) {
-        if (!tell(EVENT_ACTIVE, fn, id, now))
-            return 0; /* last_ns stays old: the next call tries again */
-    }
+    int silent = rearm && now > process->last_ns && now - process->last_ns >= *rearm;
+    if (silent || process->owed)
+        process->owed = !tell(EVENT_ACTIVE, fn, id, now);
     process->last_ns = now;
     return 0;
 }
@@ -113,8 +112,14 @@ static __always_inline void touch(u64 id) {
         process->last_ns = bpf_ktime_get_ns();
 }
 
+#ifdef __x86_64__
+#define RETURN_ADDRESS 8 /* the return has taken it off the stack */
+#else
+#define RETURN_ADDRESS 0
+#endif
+
 /* Return seen by a uretprobe of function `fn`. */
-static __always_inline int leave(u32 fn) {
+static __always_inline int leave(struct pt_regs *ctx, u32 fn) {
     u64 id = bpf_get_current_pid_tgid();
     struct thread_state *thread = threads.lookup(&id);
     if (!thread || !thread->sp[fn]) {
@@ -124,7 +129,9 @@ static __always_inline int leave(u32 fn) {
             count(COUNTER_UNMATCHED);
         return 0;
     }
-    thread->sp[fn] = 0;
+    /* Recursion: the outermost activation lies higher than one that returns now. */
+    if (thread->sp[fn] <= PT_REGS_SP(ctx) - RETURN_ADDRESS)
+        thread->sp[fn] = 0;
     touch(id);
     return 0;
 }
@@ -133,10 +140,10 @@ int enter_decode(struct pt_regs *ctx) { return enter(ctx, FN_DECODE); }
 int enter_process(struct pt_regs *ctx) { return enter(ctx, FN_PROCESS); }
 int enter_synchronize(struct pt_regs *ctx) { return enter(ctx, FN_SYNCHRONIZE); }
 int enter_encode(struct pt_regs *ctx) { return enter(ctx, FN_ENCODE); }
-int leave_decode(struct pt_regs *ctx) { return leave(FN_DECODE); }
-int leave_process(struct pt_regs *ctx) { return leave(FN_PROCESS); }
-int leave_synchronize(struct pt_regs *ctx) { return leave(FN_SYNCHRONIZE); }
-int leave_encode(struct pt_regs *ctx) { return leave(FN_ENCODE); }
+int leave_decode(struct pt_regs *ctx) { return leave(ctx, FN_DECODE); }
+int leave_process(struct pt_regs *ctx) { return leave(ctx, FN_PROCESS); }
+int leave_synchronize(struct pt_regs *ctx) { return leave(ctx, FN_SYNCHRONIZE); }
+int leave_encode(struct pt_regs *ctx) { return leave(ctx, FN_ENCODE); }
 
 /* A return instruction that the functions can end in (their own, or that of a function
  * they tail-call, which others call too): the activation whose entry had this stack
@@ -176,7 +183,8 @@ int on_exec(struct bpf_raw_tracepoint_args *ctx) {
     u64 old = ((u64)pid << 32) | (u32)ctx->args[1];
     threads.delete(&id);
     threads.delete(&old);
-    verdicts.delete(&pid);
+    /* In this order: user space looks for the process again after it wrote a verdict. */
     processes.delete(&pid);
+    verdicts.delete(&pid);
     return 0;
 }

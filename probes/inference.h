@@ -33,11 +33,11 @@ struct event {
  * threads may lose one of two `last_ns` writes that are nanoseconds apart, and
  * nothing depends on which one stays. */
 struct process_state {
-    u64 first_ns;
+    u64 first_ns; /* of the entry, and so of the program that runs in the process */
     u64 last_ns; /* last entry or return seen */
     u64 calls;   /* entries; atomic add */
     u32 announced; /* 1 once the EVENT_FIRST record went out: a lost one is sent again */
-    u32 unused;
+    u32 owed;      /* 1 while an EVENT_ACTIVE record was lost: the next call sends it */
 };
 
 /* `threads`: (pid << 32 | tid) -> this. A slot of 0 means: not inside. The stack

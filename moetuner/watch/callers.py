@@ -29,6 +29,7 @@ class Caller:
 
     pid: int
     started: int
+    first_ns: int  # of its kernel entry: another one is another program in the same pid
     name: str  # comm, printable
     exe: str  # printable
     counts: bool
@@ -73,10 +74,13 @@ class Callers:
 
     def _record(self, event: layout.Event) -> None:
         caller = self.known.get(event.pid)
-        if event.kind == layout.EVENT_FIRST or caller is None:
-            # Also after exec or when the kernel's table forgot it: judged anew each time.
-            if caller is not None:
-                self._drop(caller)
+        # A second first call: after exec, or when the kernel's table forgot it (judged anew
+        # each time), or of two threads at once (the same entry, and nothing new).
+        first = event.kind == layout.EVENT_FIRST
+        if caller is not None and first and self._first_ns(event.pid) != caller.first_ns:
+            self._drop(caller)
+            caller = None
+        if caller is None:
             caller = self._meet(event.pid)
         if caller is not None and caller.counts:
             self._on_call(caller.pid, caller.name, event.ns / 1e9)
@@ -87,6 +91,7 @@ class Callers:
         except OSError:
             self._erase(pid)
             return None
+        first_ns = self._first_ns(pid)
         process = self._proc.process(pid)
         if process is None:
             os.close(pidfd)
@@ -96,6 +101,7 @@ class Callers:
         caller = Caller(
             pid,
             process.started,
+            first_ns,
             printable(process.comm),
             printable(process.exe),
             counts,
@@ -105,8 +111,15 @@ class Callers:
         self.known[pid] = caller
         self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._ended(caller))
         self._tell_kernel(caller)
+        if self._first_ns(pid) != first_ns:  # an exec meanwhile: not this program's verdict
+            self._program.verdicts.delete(pid)
         self._say(caller)
         return caller
+
+    def _first_ns(self, pid: int) -> int:
+        """When the program in `pid` called first, as the kernel has it; 0 if it has not."""
+        state = layout.ProcessState()
+        return state.first_ns if self._program.processes.lookup(pid, state) else 0
 
     def _tell_kernel(self, caller: Caller) -> None:
         verdict = layout.VERDICT_COUNT if caller.counts else layout.VERDICT_IGNORE
@@ -137,15 +150,17 @@ class Callers:
                 self._program.processes.delete(caller.pid)  # its next call is a first one
 
     def _ended(self, caller: Caller) -> None:
+        if self.known.get(caller.pid) is not caller:
+            return  # dropped in this same round: the pid is another process's already
         self._drop(caller)
         self._erase(caller.pid)
 
     def _drop(self, caller: Caller) -> None:
-        if self.known.pop(caller.pid, None) is not None:
-            self._selector.unregister(caller.pidfd)
-            os.close(caller.pidfd)
-            if caller.counts:
-                self._on_end(caller.pid)
+        del self.known[caller.pid]
+        self._selector.unregister(caller.pidfd)
+        os.close(caller.pidfd)
+        if caller.counts:
+            self._on_end(caller.pid)
 
     def _erase(self, pid: int) -> None:
         self._program.processes.delete(pid)

@@ -50,12 +50,13 @@ class ProcessState(ctypes.Structure):
         ("last_ns", ctypes.c_uint64),
         ("calls", ctypes.c_uint64),
         ("announced", ctypes.c_uint32),
-        ("unused", ctypes.c_uint32),
+        ("owed", ctypes.c_uint32),
     )
     first_ns: int
     last_ns: int
     calls: int
     announced: int
+    owed: int
 
 
 class ThreadState(ctypes.Structure):
