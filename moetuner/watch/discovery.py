@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from moetuner.log import WARNING, Log
 from moetuner.watch.libraries import Identity, Libraries
-from moetuner.watch.mappings import REST_S, Mapping, Mappings
+from moetuner.watch.mappings import LONG_REST_S, REST_S, Mapping, Mappings
 from moetuner.watch.processes import ProcFs
 
 
@@ -39,6 +39,7 @@ class Discovery:
         self._configured: tuple[str, ...] = ()
         self._rescan_s = 0.0
         self._lost = 0
+        self._rest_s = REST_S
         self._resting_until: float | None = None
         self._next_scan = 0.0
         # One descriptor for all cpus' buffers, so that a rest is one call.
@@ -73,13 +74,16 @@ class Discovery:
             self.scan()
 
     def _mapped(self) -> None:
+        new = False
         for mapping in self._mappings.read():
+            new = True
             self._offer(mapping)
         if self._mappings.lost > self._lost:
             self._lost = self._mappings.lost
             self._next_scan = 0.0
         self._selector.unregister(self._epoll.fileno())
-        self._resting_until = self._clock() + REST_S
+        self._rest_s = REST_S if new else min(2 * self._rest_s, LONG_REST_S)
+        self._resting_until = self._clock() + self._rest_s
 
     def _offer(self, mapping: Mapping) -> None:
         pid, inode = mapping.pid, mapping.identity[2]
@@ -116,11 +120,15 @@ class Discovery:
                 key = (mapping.device, mapping.inode)
                 if key not in identities:
                     opener = self._proc.mapped_file(pid, mapping.start, mapping.end)
-                    identities[key] = self._libraries.offer(opener, mapping.path, pid)
+                    identity = self._libraries.offer(opener, mapping.path, pid)
+                    if identity is None and not os.path.lexists(opener):
+                        continue  # ended meanwhile: the next process's mapping answers
+                    identities[key] = identity
                 identity = identities[key]
                 if identity is not None:
                     mapped.setdefault(identity, set()).add(pid)
-        self._libraries.retire(mapped)
+        if self._libraries.retire(mapped):
+            self._mappings.forget()
 
     def close(self) -> None:
         if self._resting_until is None:

@@ -7,7 +7,6 @@ those). What passes is examined by `inspector`, in a process of its own.
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 import struct
@@ -19,8 +18,10 @@ _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SHT_SYMTAB, _SHT_STRTAB, _SHT_DYNSYM = 2, 3, 11
 _MACHINES = {"x86_64": 62, "aarch64": 183}
 _MAX_SECTIONS = 4096
-NAMES_LIMIT = 256 * 1024 * 1024  # bytes of one name table; the largest seen is 20 MB
+NAMES_LIMIT = 256 * 1024 * 1024  # bytes of name tables in a file; the largest seen is 20 MB
+_BLOCK = 1024 * 1024
 _PATTERN = re.compile(b"|".join(name.encode() + b"\0" for name in FUNCTIONS))
+_OVERLAP = max(map(len, FUNCTIONS))  # bytes of a name (with its NUL) before a block's end
 
 
 def may_export(fd: int, machine: str) -> bool:
@@ -43,22 +44,26 @@ def may_export(fd: int, machine: str) -> bool:
             _SECTION.unpack_from(table, at)
             for at in range(0, len(table) - _SECTION.size + 1, _SECTION.size)
         ]
-        for section in sections:
-            if section[1] not in (_SHT_SYMTAB, _SHT_DYNSYM) or section[6] >= len(sections):
-                continue
-            names = sections[section[6]]
-            if names[1] == _SHT_STRTAB and _names_one(fd, names[4], names[5], size):
-                return True
-    except (OSError, OverflowError, ValueError):
+        linked = {s[6] for s in sections if s[1] in (_SHT_SYMTAB, _SHT_DYNSYM)}
+        names = [sections[i] for i in linked if i < len(sections)]
+        tables = {(s[4], s[5]) for s in names if s[1] == _SHT_STRTAB}
+        inside = [(at, length) for at, length in tables if at + length <= size]
+        if sum(length for _, length in inside) > NAMES_LIMIT:
+            return False
+        return any(_names_one(fd, at, length) for at, length in inside)
+    except (OSError, OverflowError):
         return False
+
+
+def _names_one(fd: int, offset: int, length: int) -> bool:
+    # Not mapped: a file that is cut short meanwhile would kill us (SIGBUS).
+    before = b""
+    end = offset + length
+    while offset < end:
+        block = os.pread(fd, min(_BLOCK, end - offset), offset)
+        if not block:
+            return False
+        if _PATTERN.search(before + block):
+            return True
+        before, offset = (before + block)[-_OVERLAP:], offset + len(block)
     return False
-
-
-def _names_one(fd: int, offset: int, length: int, size: int) -> bool:
-    if length > NAMES_LIMIT or offset + length > size or length == 0:
-        return False
-    start = offset - offset % mmap.ALLOCATIONGRANULARITY
-    with mmap.mmap(
-        fd, offset + length - start, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ, offset=start
-    ) as view:
-        return _PATTERN.search(view, offset - start) is not None

@@ -26,6 +26,7 @@ import contextlib
 import json
 import os
 import resource
+import signal
 import struct
 import sys
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.relocation import RelocationSection
 
 from moetuner.watch.layout import FUNCTIONS
+from moetuner.watch.places import MAX_SITES
 
 try:  # before privileges are dropped: afterwards the module may not be readable
     import capstone
@@ -44,9 +46,9 @@ except ImportError:  # uretprobes work without it
 
 MEMORY_LIMIT = 1 << 30  # bytes of address space; a 20 MB symbol table takes 0.2 GiB
 CPU_LIMIT_S = 20
+WALL_LIMIT_S = 60  # a network file system may hang
 MAX_REGIONS = 64
 MAX_REGION_BYTES = 256 * 1024  # llama_context::decode has 12 KB
-MAX_SITES = 256
 _SYMBOL = struct.Struct("<IBBHQQ")
 # arm64 instructions that the kernel simulates (arch/arm64/kernel/probes/decode-insn.c)
 _SIMULATED = ("b", "bl", "cbz", "cbnz", "tbz", "tbnz", "adr", "nop")
@@ -160,13 +162,22 @@ class Tracer:
         else:
             raise Unclear(f"machine {image.machine or 'unknown'}")
         self.disassembler.detail = True
+        self._targets: set[int] = set()  # of all jumps that `returns` met
+        self._tables: set[int] = set()  # regions with jumps whose targets it does not know
 
     def entry(self, function: Symbol) -> int:
-        """Address for the entry probe (see the module's text)."""
+        """Address for the entry probe (see the module's text), after `returns` of the function.
+
+        Not behind the target of a jump: there a call would count once for each round of a loop.
+        """
+        if function.address in self._tables:
+            return function.address
         for instruction in self.disassembler.disasm(
             self.image.code(function.address, 64), function.address
         ):
             if instruction.address >= function.address + max(function.size, 1):
+                break
+            if instruction.address > function.address and instruction.address in self._targets:
                 break
             if self._emulated(instruction):
                 return int(instruction.address)
@@ -190,8 +201,8 @@ class Tracer:
             if len(done) > MAX_REGIONS or region.size > MAX_REGION_BYTES:
                 raise Unclear(f"{function.name} reaches too much code ({region.name})")
             pending.extend(self._sweep(region, sites))
-        if not sites or len(sites) > MAX_SITES:
-            raise Unclear(f"{function.name} has {len(sites)} return instructions")
+        if not sites:
+            raise Unclear(f"{function.name} has no return instruction")
         return sites
 
     def _sweep(self, region: Symbol, sites: set[int]) -> set[int]:
@@ -211,9 +222,13 @@ class Tracer:
                 sites.add(instruction.address)
             elif self._is_branch(instruction):
                 target = self._target(instruction)
+                if target is None:
+                    target = self._got_target(instruction)
                 if target is not None:
                     (inside if region.address <= target < end else outside).add(target)
-                elif not self._is_table_jump(previous, instruction):
+                elif self._is_table_jump(previous, instruction):
+                    self._tables.add(region.address)
+                else:
                     raise Unclear(
                         f"{region.name} jumps through {instruction.op_str} "
                         f"at {instruction.address:#x}"
@@ -222,6 +237,7 @@ class Tracer:
         # Data between instructions would shift the rest: then ends or targets do not fit.
         if at != end or not inside <= starts:
             raise Unclear(f"{region.name} does not disassemble evenly")
+        self._targets |= inside | outside
         return outside
 
     def _through_plt(self, address: int) -> int:
@@ -231,23 +247,38 @@ class Tracer:
         base = None
         for instruction in self.disassembler.disasm(self.image.code(address, 24), address):
             name, operands = instruction.mnemonic, instruction.operands
-            slot = None
-            if self.image.machine == "x86_64" and name.endswith("jmp") and operands:
-                if operands[0].type == self.cs.x86.X86_OP_MEM and (
-                    instruction.reg_name(operands[0].mem.base) == "rip"
-                ):
-                    slot = instruction.address + instruction.size + operands[0].mem.disp
-            elif name == "adrp":
+            slot = self._slot(instruction)
+            if name == "adrp":
                 base = operands[1].imm
             elif name == "ldr" and base is not None:
                 slot = base + operands[1].mem.disp
             if slot is not None:
-                if slot not in self.image.got:
-                    raise Unclear(f"the jump at {address:#x} leaves the file")
-                return self.image.got[slot]
+                return self._behind(slot, address)
             if self._is_branch(instruction):
                 break
         return address
+
+    def _slot(self, instruction: Any) -> int | None:
+        """The address that an x86 `jmp [rip + …]` takes its target from."""
+        operands = instruction.operands
+        if self.image.machine != "x86_64" or not instruction.mnemonic.endswith("jmp"):
+            return None
+        if len(operands) != 1 or operands[0].type != self.cs.x86.X86_OP_MEM:
+            return None
+        memory = operands[0].mem
+        if instruction.reg_name(memory.base) != "rip" or memory.index:
+            return None
+        return int(instruction.address + instruction.size + memory.disp)
+
+    def _behind(self, slot: int, address: int) -> int:
+        if slot not in self.image.got:
+            raise Unclear(f"the jump at {address:#x} leaves the file")
+        return self.image.got[slot]
+
+    def _got_target(self, instruction: Any) -> int | None:
+        """Where a jump through the GOT goes that needs no PLT (-fno-plt)."""
+        slot = self._slot(instruction)
+        return None if slot is None else self._behind(slot, instruction.address)
 
     def _is_return(self, instruction: Any) -> bool:
         return bool(instruction.group(self.cs.CS_GRP_RET)) or instruction.mnemonic in (
@@ -287,7 +318,7 @@ class Tracer:
                 return True  # push
             if name in ("call", "jmp") or name.startswith("j"):
                 return self._target(instruction) is not None
-            return bool(name == "nop")
+            return bool(name == "nop" and instruction.opcode[0] == 0x90)  # not the long forms
         return name.startswith("b.") or name in _SIMULATED
 
     def _moves_stack(self, instruction: Any) -> bool:
@@ -313,8 +344,10 @@ def examine(file: BinaryIO) -> dict[str, Any]:
         tracer = Tracer(image)
         sites: set[int] = set()
         for name, symbol in image.functions.items():
-            answer["entries"][name] = image.offset(tracer.entry(symbol))
             sites |= tracer.returns(symbol)
+            answer["entries"][name] = image.offset(tracer.entry(symbol))
+        if len(sites) > MAX_SITES:
+            raise Unclear(f"the functions have {len(sites)} return instructions")
         answer["sites"] = sorted(image.offset(site) for site in sites)
     except Unclear as error:
         answer["unclear"] = str(error)
@@ -326,6 +359,7 @@ def restrict() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S))
     resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+    signal.alarm(WALL_LIMIT_S)
     if os.geteuid() == 0:
         with contextlib.suppress(OSError):
             os.setgroups([])

@@ -21,23 +21,21 @@ import os
 import platform
 import selectors
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import moetuner
 from moetuner.errors import reason
 from moetuner.inotify import IN_CLOSE_WRITE, IN_MODIFY, Inotify
 from moetuner.log import NOTICE, WARNING, Log, printable
 from moetuner.watch import elf, kernel, layout
+from moetuner.watch.closer import Closer
+from moetuner.watch.inspections import Inspections
 from moetuner.watch.places import Places
 from moetuner.watch.program import Program
 
-PACKAGE_PARENT = Path(moetuner.__file__).resolve().parent.parent
 Identity = tuple[int, int]
-_ANSWER_LIMIT = 1 << 20  # bytes; an answer has about 1 KB
+_OVERFLOW = -1  # in place of a watch: inotify lost events
 _REJECTED_LIMIT = 16384  # files remembered as none of ours until they change
 
 
@@ -55,6 +53,8 @@ class Library:
     returns: str = ""  # sites | uretprobe
     why: str = ""
     links: list[int] = field(default_factory=list)
+    detaching: int = 0  # sets of links that are being closed
+    next: Places | None = None  # to attach at when they are
     watch: int | None = None
     pids: set[int] = field(default_factory=set)
 
@@ -85,7 +85,8 @@ class Libraries:
         self._machine = platform.machine()
         self.known: dict[Identity, Library] = {}
         self._rejected: dict[Identity, tuple[int, int]] = {}
-        self._inspections: dict[Identity, subprocess.Popen[bytes]] = {}
+        self._inspections = Inspections(selector)
+        self._closer = Closer(selector)
         self._inotify = Inotify()
         selector.register(self._inotify.fileno(), selectors.EVENT_READ, self._written)
 
@@ -102,6 +103,9 @@ class Libraries:
     def offer(self, opener: str | Path, path: str, pid: int | None = None) -> Identity | None:
         """Considers a file: `opener` opens it now, `path` names it. None if it is none of ours."""
         try:
+            # Opening a device may do something: a look first.
+            if not stat.S_ISREG(os.stat(opener).st_mode):
+                return None
             fd = os.open(opener, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
         except (OSError, ValueError):
             return None
@@ -139,39 +143,16 @@ class Libraries:
         self._rejected[identity] = stamp
 
     def _inspect(self, library: Library) -> None:
-        status = os.fstat(library.fd)
-        library.stamp = (status.st_size, status.st_mtime_ns)
+        library.stamp = _stamp(library.fd)
         library.state = "examining"
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "moetuner.watch.inspector", str(library.fd)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[library.fd],
-                env={**os.environ, "PYTHONPATH": str(PACKAGE_PARENT)},
-            )
-        except OSError as error:
-            self._fail(library, f"cannot start the inspector: {reason(error)}")
-            return
-        assert process.stdout is not None
-        self._inspections[library.identity] = process
-        self._selector.register(
-            process.stdout, selectors.EVENT_READ, lambda: self._inspected(library, process)
+        self._inspections.start(
+            library.identity, library.fd, lambda answer: self._inspected(library, answer)
         )
 
-    def _inspected(self, library: Library, process: subprocess.Popen[bytes]) -> None:
-        # The inspector writes once, at its very end: reading on waits for its exit only.
-        assert process.stdout is not None
-        self._selector.unregister(process.stdout)
-        data = process.stdout.read(_ANSWER_LIMIT)
-        process.stdout.close()
-        process.wait()
-        if self._inspections.get(library.identity) is not process:
-            return  # the file changed meanwhile
-        del self._inspections[library.identity]
+    def _inspected(self, library: Library, answer: bytes) -> None:
         try:
-            places = Places.parse(json.loads(data), library.stamp[0])
+            parsed = json.loads(answer) if answer else None
+            places = Places.parse(parsed, library.stamp[0])
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             self._fail(library, f"cannot be examined: {printable(str(error))}")
             return
@@ -179,7 +160,13 @@ class Libraries:
             self._reject(library.identity, library.stamp)
             self._forget(library)
             return
-        self._attach(library, places)
+        self._attach_after_detaching(library, places)
+
+    def _attach_after_detaching(self, library: Library, places: Places) -> None:
+        if library.detaching:
+            library.next = places
+        else:
+            self._attach(library, places)
 
     def _attach(self, library: Library, places: Places) -> None:
         library.functions = tuple(n for n in layout.FUNCTIONS if n in places.functions)
@@ -206,7 +193,12 @@ class Libraries:
                 self._link(library, offset, program, on_return=False)
         except OSError as error:
             self._unlink(library)  # all or nothing
-            self._fail(library, f"cannot attach probes: {reason(error)}")
+            why = f"cannot attach probes: {reason(error)}"
+            if use_sites and self._returns == "auto":
+                # An instruction that this kernel cannot probe, such as arm64's retaa.
+                self._attach_after_detaching(library, replace(places, unclear=why))
+            else:
+                self._fail(library, why)
             return
         library.state = "attached"
         how = "" if use_sites else f"; returns by uretprobe: {printable(library.why)}"
@@ -218,9 +210,17 @@ class Libraries:
         library.links.append(self._pmu.attach(library.handle, offset, fd, on_return=on_return))
 
     def _unlink(self, library: Library) -> None:
-        for fd in reversed(library.links):  # entries first, then returns
-            os.close(fd)
-        library.links.clear()
+        links, library.links = library.links[::-1], []  # entries first, then returns
+        library.next = None
+        if links:
+            library.detaching += 1
+            self._closer.close_all(links, lambda: self._unlinked(library))
+
+    def _unlinked(self, library: Library) -> None:
+        library.detaching -= 1
+        places, library.next = library.next, None
+        if places is not None:
+            self._attach_after_detaching(library, places)
 
     def _fail(self, library: Library, why: str) -> None:
         library.state, library.why = "failed", why
@@ -231,13 +231,12 @@ class Libraries:
         if library.links:
             self._log(f"no longer watching {library.path}: {why}", NOTICE)
         self._unlink(library)
-        process = self._inspections.pop(library.identity, None)
-        if process is not None:
-            process.kill()  # its pipe ends, and _inspected clears up
+        self._inspections.cancel(library.identity)
         self._on_change()
 
     def _forget(self, library: Library) -> None:
         self._unlink(library)
+        self._inspections.cancel(library.identity)
         if library.watch is not None:
             self._inotify.remove(library.watch)
         self.known.pop(library.identity, None)
@@ -249,14 +248,24 @@ class Libraries:
             masks[watch] = masks.get(watch, 0) | mask
         for library in list(self.known.values()):
             mask = masks.get(library.watch, 0) if library.watch is not None else 0
+            # After an overflow anything may have been written, or closed.
+            mask |= IN_CLOSE_WRITE if _OVERFLOW in masks else 0
             if mask & IN_MODIFY and library.state != "changing":
                 self._detach(library, "it is being written to")
                 library.state = "changing"
             if mask & IN_CLOSE_WRITE and library.state == "changing":
                 self._inspect(library)
+            elif mask & IN_CLOSE_WRITE and library.stamp != _stamp(library.fd):
+                # Through a shared mapping (linkers do), which shows no write.
+                self._detach(library, "it was written to")
+                self._inspect(library)
 
-    def retire(self, mapped: dict[Identity, set[int]]) -> None:
-        """Given who maps what now: lets go of files that are deleted or foreign and unused."""
+    def retire(self, mapped: dict[Identity, set[int]]) -> bool:
+        """Given who maps what now: lets go of files that are deleted or foreign and unused.
+
+        True if there were any: they count as new when they are mapped again.
+        """
+        retired = False
         for library in list(self.known.values()):
             library.pids = mapped.get(library.identity, set())
             if library.pids or library.identity in self._inspections:
@@ -268,15 +277,21 @@ class Libraries:
                     ("it was deleted and " if deleted else "") + "no process maps it any more",
                 )
                 self._forget(library)
+                retired = True
+        return retired
 
     def close(self) -> None:
-        for process in self._inspections.values():
-            process.kill()
-            process.wait()
+        self._inspections.close()
         for library in list(self.known.values()):
             self._forget(library)
+        self._closer.close()
         self._selector.unregister(self._inotify.fileno())
         self._inotify.close()
+
+
+def _stamp(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return (status.st_size, status.st_mtime_ns)
 
 
 def _is_at(path: str, identity: Identity) -> bool:

@@ -35,7 +35,7 @@ BCC_HINT = "apt-get install python3-bpfcc"
 def _captured_stderr() -> Iterator[list[str]]:
     """bcc's compiler and verifier write to descriptor 2; keep it for the explanation."""
     lines: list[str] = []
-    with tempfile.TemporaryFile() as file:
+    with os.fdopen(os.memfd_create("stderr"), "r+b") as file:  # needs no writable directory
         saved = os.dup(2)
         os.dup2(file.fileno(), 2)
         try:
@@ -51,7 +51,7 @@ def compile_probe(probe_dir: Path, source: headers.Headers) -> tuple[list[str], 
     """Names, descriptors (owned by the third value) of all programs and maps."""
     try:
         import bcc
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError: without its library
         raise MissingRequirement(f"bcc is not installed: {error}", BCC_HINT) from error
 
     # Kernels before 5.11 charge maps to RLIMIT_MEMLOCK.
@@ -128,6 +128,9 @@ def main(arguments: list[str]) -> int:
                 "hint": error.hint,
                 "code": error.exit_code,
             }
+        except Exception as error:  # no traceback: the daemon is told, in one line
+            text = f"the probe's compiler failed: {type(error).__name__}: {error}"
+            message = {"ok": False, "message": text[:1000], "hint": None, "code": 4}
         socket.send_fds(channel, [json.dumps(message).encode()], fds)
     # Not through interpreter exit: bcc's cleanup there detaches through tracefs and
     # prints a traceback where it is not mounted. Nothing is attached here.

@@ -7,8 +7,10 @@ loads with dlopen. A record carries device, inode and process; a file that was s
 before costs one look-up in a set.
 
 Under a fork storm records would wake the daemon thousands of times a second, so after
-each reading the source rests for `REST_S` (new files are still noticed well within a
-second). Records that did not fit the buffer are counted; the watcher rescans then.
+each reading the source rests: `REST_S` after one that found a new file (a program's
+libraries follow it within milliseconds), doubled after each that found nothing new, up
+to `LONG_REST_S`. A new file is still noticed well within a second. Records that did not
+fit the buffer are counted; the watcher rescans then.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from moetuner.errors import MissingRequirement, reason
 from moetuner.watch import kernel
 
 REST_S = 0.1
+LONG_REST_S = 0.4
 PAGES = 32  # data pages a cpu: 128 KiB, about 1,000 records
 _RECORD_LOST, _RECORD_MMAP2 = 2, 10
 _HEADER = struct.Struct("<IHH")
@@ -144,7 +147,7 @@ class Mappings:
                 yield Mapping(pid, start, length, identity, os.fsdecode(name))
 
     def forget(self) -> None:
-        """Every file counts as new again (after one changed in place)."""
+        """Every file counts as new again (after one was let go)."""
         self._seen.clear()
 
     def close(self) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 from moetuner.watch.layout import FUNCTIONS
 
+MAX_SITES = 256  # each is a probe; llama.cpp has 7
+
 
 @dataclass(frozen=True)
 class Places:
@@ -36,8 +38,14 @@ class Places:
             tuple(_offsets(answer["sites"], size)),
             None if unclear is None else str(unclear)[:300],
         )
-        if places.unclear is None and places.functions.keys() != places.entries.keys():
+        # An entry that nothing ends would hold the floor.
+        whole = places.functions.keys() == places.entries.keys() and (
+            places.sites or not places.functions
+        )
+        if places.unclear is None and not whole:
             raise ValueError("the inspector's answer is incomplete")
+        if len(places.sites) > MAX_SITES:
+            raise ValueError("the inspector found more returns than it may")
         return places
 
 

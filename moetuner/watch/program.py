@@ -8,18 +8,15 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import moetuner
 from moetuner.errors import MissingRequirement, MoetunerError, SystemRefused
-from moetuner.watch import layout
+from moetuner.watch import helper, layout
 from moetuner.watch.bpf import LibBpf, Map, RingBuffer
 
-PACKAGE_PARENT = Path(moetuner.__file__).resolve().parent.parent
-PROBE_DIR = PACKAGE_PARENT / "probes"
+PROBE_DIR = helper.PACKAGE_PARENT / "probes"
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, fixed in the kernel
 # bcc took 0.7 s here, 14 s under software emulation; a board in its slowest mode lies between.
 LOAD_TIMEOUT_S = 120
@@ -81,10 +78,12 @@ def load(probe_dir: Path = PROBE_DIR) -> Program:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "moetuner.watch.loader", str(theirs.fileno()), str(probe_dir)],
+            helper.command(
+                "moetuner.watch.loader", str(theirs.fileno()), str(probe_dir.absolute())
+            ),
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONPATH": str(PACKAGE_PARENT)},
+            **helper.surroundings(),
         )
         theirs.close()
         ours.settimeout(LOAD_TIMEOUT_S)

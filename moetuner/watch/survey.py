@@ -12,14 +12,12 @@ import json
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from moetuner.log import printable
-from moetuner.watch import elf, layout
-from moetuner.watch.libraries import PACKAGE_PARENT
+from moetuner.watch import elf, helper, layout
 from moetuner.watch.places import Places
 from moetuner.watch.processes import Process, ProcFs
 
@@ -104,13 +102,13 @@ def _examine(opener: str, path: str, pids: tuple[int, ...]) -> File | None:
 def inspect(fd: int) -> bytes:
     """The inspector's answer about an open file; subprocess.SubprocessError if it hangs."""
     return subprocess.run(
-        [sys.executable, "-m", "moetuner.watch.inspector", str(fd)],
+        helper.command("moetuner.watch.inspector", str(fd)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         pass_fds=[fd],
-        env={**os.environ, "PYTHONPATH": str(PACKAGE_PARENT)},
         timeout=TIMEOUT_S,
+        **helper.surroundings(),
     ).stdout
 
 
