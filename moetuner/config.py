@@ -137,13 +137,10 @@ def _flags(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _patterns(value: Any) -> tuple[str, ...]:
-    """a list of regular expressions"""
-    for item in _strings(value):
-        try:
-            re.compile(item)
-        except re.error:
-            raise ValueError from None
+def _tensors(value: Any) -> tuple[str, ...]:
+    """a list of tensor names, `*` for the layer number: [blk.*.my_experts.weight]"""
+    if not all(re.fullmatch(r"[\w.*-]{1,64}", item) for item in _strings(value)):
+        raise ValueError
     return tuple(value)
 
 
@@ -168,7 +165,7 @@ KEYS: tuple[Key, ...] = (
     Key("watch", "rescan", "rescan_s", _number(10, 86400, "seconds")),
     Key("watch", "returns", "returns", _choice("auto", "sites", "uretprobe")),
     Key("match", "flags", "flags", _flags),
-    Key("match", "tensors", "tensors", _patterns),
+    Key("match", "tensors", "tensors", _tensors),
     Key("match", "buffer_types", "buffer_types", _strings),
     Key("match", "always", "always", _strings),
     Key("match", "never", "never", _strings),

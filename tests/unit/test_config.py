@@ -64,7 +64,7 @@ BAD = [
     ("watch: {libraries: libllama.so}", "f:1: watch.libraries"),
     ("watch: {libraries: [libllama.so]}", "f:1: watch.libraries: a list is not a list of absolute"),
     ("watch: {returns: sometimes}", "f:1: watch.returns: 'sometimes' is not one of auto, sites"),
-    ("match: {tensors: ['(']}", "f:1: match.tensors: a list is not a list of regular"),
+    ("match: {tensors: ['a b']}", "f:1: match.tensors: a list is not a list of tensor names"),
     ("match: {flags: [cpu-moe]}", "f:1: match.flags"),
     ("floor: [", "f:1: not valid YAML"),
     ("floor: {hold: !!python/object:os.system x}", "f:1: floor.hold"),
