@@ -142,7 +142,15 @@ def short(action: Action) -> str:
     return name
 
 
-_CHANGING = ("open", "write", "fsync", "rename", "unlink", "mkdir")
+# Path's own, because Python 3.10 binds os.rename and the like when it is imported.
+CHANGING: tuple[tuple[Any, str], ...] = (
+    (os, "open"),
+    (os, "write"),
+    (os, "fsync"),
+    (Path, "rename"),
+    (Path, "unlink"),
+    (Path, "mkdir"),
+)
 
 
 class Killed(BaseException):
@@ -170,8 +178,8 @@ def killed_at(step: int, rig: Rig) -> Iterator[Callable[[], int]]:
 
             return call
 
-        for name in _CHANGING:
-            patch.setattr(os, name, counted(getattr(os, name)))
+        for owner, name in CHANGING:
+            patch.setattr(owner, name, counted(getattr(owner, name)))
         store = rig.root._store
 
         def _store(path: Path, data: bytes) -> None:

@@ -63,13 +63,13 @@ def test_round_trip(file: BaselineFile, root: TreeRoot) -> None:
 
 @contextmanager
 def failing(operation: str, error: int) -> Iterator[None]:
-    """os.OPERATION fails, except for directories opened to be synced."""
+    """Each call of it fails."""
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise OSError(error, os.strerror(error))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, operation, refuse)
+        patch.setattr(Path if operation == "rename" else os, operation, refuse)
         yield
 
 

@@ -10,11 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from moetuner.board.baseline import BaselineFile, Outcome, recover
+from moetuner.board.devfreq import Devfreq, NodeGone, find
+from moetuner.board.sysroot import SysRoot
+from moetuner.board.throttle import Throttle
 from tests.support.boards import MHZ, ORIN_NANO_JP6, THOR
 from tests.support.devfreqfs import Mounted, mount
 from tests.support.kernel_devfreq import KernelDevfreq, Write
 from tests.support.machine import cannot
 
+ALERT = "/sys/class/thermal/cooling_device5/cur_state"  # gpu-throttle-alert's
 FREQUENCIES = ORIN_NANO_JP6.gpu_node.frequencies
 
 # what is written to min_freq → what it reads, and cur_freq
@@ -62,6 +67,7 @@ def fresh(fs: Mounted) -> Mounted:
     """The mounted board with nothing set."""
     fs.fail("min_freq", None)
     fs.appear()
+    fs.set(ALERT, "0\n")
     fs.path("max_freq").write_text("0")
     fs.path("min_freq").write_text("0")
     return fs
@@ -187,8 +193,8 @@ def test_controls_through_the_mount(fresh: Mounted) -> None:
     assert "17000000.gpu" not in [p.name for p in (fresh.root / "sys/class/devfreq").iterdir()]
     fresh.appear()
     assert number(fresh.path("min_freq")) == 306 * MHZ  # a new device, nothing remembered
-    fresh.set("/sys/class/thermal/cooling_device5/cur_state", "1\n")
-    assert number(fresh.root / "sys/class/thermal/cooling_device5/cur_state") == 1
+    fresh.set(ALERT, "1\n")
+    assert number(fresh.root / ALERT.lstrip("/")) == 1
     with pytest.raises(RuntimeError):
         fresh.set("/sys/no/such", "1")
 
@@ -206,3 +212,28 @@ def test_a_mounted_board_is_a_whole_root_and_leaves_nothing(tmp_path: Path) -> N
         pid = fs.pid
     assert list((tmp_path / "sys").iterdir()) == []
     assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.root
+def test_the_product_on_the_mount(fresh: Mounted) -> None:
+    """The real accessor against the file system, links and refusals included."""
+    root = SysRoot(fresh.root)
+    assert find(root).name == "17000000.gpu"
+    gpu = Devfreq(root, "17000000.gpu")
+    assert gpu.write_min(1020 * MHZ).cur_hz == 1020 * MHZ
+    file = BaselineFile(root)
+    file.save("17000000.gpu", 408 * MHZ, [1020 * MHZ])
+    fresh.fail("min_freq", errno.EIO)
+    assert recover(root, file).outcome is Outcome.FAILED
+    fresh.fail("min_freq", None)
+    assert recover(root, file).outcome is Outcome.RESTORED
+    assert number(fresh.path("min_freq")) == 408 * MHZ
+    assert Throttle(root).read() is None
+    fresh.set(ALERT, "1\n")
+    assert Throttle(root).read() == "gpu-throttle-alert 1 of 1"
+    fresh.vanish()
+    with pytest.raises(NodeGone):
+        gpu.write_min(1020 * MHZ)
+    assert find(root).name is None
+    fresh.appear()
+    assert gpu.read().min_hz == 306 * MHZ

@@ -93,14 +93,14 @@ def test_replace_is_synced_before_it_is_renamed(
     root: SysRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    for name in ("fsync", "rename"):
-        real = getattr(os, name)
+    for owner, name in ((os, "fsync"), (Path, "rename")):
+        real = getattr(owner, name)
 
         def call(*args: object, name: str = name, real: object = real, **kwargs: object) -> object:
             order.append(name)
             return real(*args, **kwargs)  # type: ignore[operator]
 
-        monkeypatch.setattr(os, name, call)
+        monkeypatch.setattr(owner, name, call)
     root.replace("/a", "x")
     assert order == ["fsync", "rename", "fsync"]
 

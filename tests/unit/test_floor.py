@@ -349,6 +349,29 @@ def test_max_freq_falls_below_what_was_found(rig: Rig) -> None:
     assert rig.min_mhz == 408  # and nothing of ours comes back
 
 
+def test_max_freq_falls_below_everything_supported(rig: Rig) -> None:
+    rig.demand()
+    rig.others_write("max_freq", 100)
+    rig.advance(CHECK_S)
+    assert not rig.saved()
+    rig.demand(False)
+    rig.others_write("max_freq", 0)
+    assert rig.min_mhz == 306
+    assert rig.written() == [1020, 306]
+
+
+def test_a_value_of_ours_that_was_replaced_is_nobody_s(rig: Rig) -> None:
+    """If we are killed now and somebody sets what was ours before, that is theirs."""
+    rig.demand()
+    rig.others_write("max_freq", 612)
+    rig.advance(2)
+    rig.others_write("max_freq", 0)
+    rig.advance(2)
+    rig.others_write("min_freq", 612)
+    rig.start()
+    assert rig.min_mhz == 612
+
+
 def test_what_was_read_while_clamped_is_not_what_is_saved(rig: Rig) -> None:
     """min 816 under a max of 510 reads 510; once max rises, 816 is what was there."""
     rig.others_write("min_freq", 816)
@@ -558,6 +581,11 @@ def test_another_node_is_used_after_the_first_is_put_back(tmp_path: Path) -> Non
     rig.look()
     assert rig.tree.devices["gpu-gpc-0"].min_hz == 54 * MHZ
     assert rig.tree.devices["gpu-nvd-0"].min_hz == 1692 * MHZ
+    assert rig.said()[2:] == [
+        "floor 54 MHz (another node is used: gpu-nvd-0: the configuration names it)",
+        "GPU gpu-nvd-0: the configuration names it (54 MHz to 1692 MHz)",
+        f"floor 1692 MHz ({WHO})",
+    ]
     rig.demand(False)
     assert rig.tree.devices["gpu-nvd-0"].min_hz == 54 * MHZ
 

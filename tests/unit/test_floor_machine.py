@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from moetuner.floor import in_place
+from moetuner.floor import RETRY_S, in_place
 from moetuner.floor_events import Action, Touched, WriteMin
 from tests.support.boards import MHZ, ORIN_NANO_JP6
 from tests.support.floor_rig import Rig, killed_at
@@ -44,8 +44,10 @@ class Floor(RuleBasedStateMachine):
 
     @rule(active=st.booleans())
     def demand(self, active: bool) -> None:
+        changes = active is (self.rig.state.who is None)
         self.rig.demand(active)
-        self.looked()
+        if changes:
+            self.looked()
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 3.0, 15.0]))
     def advance(self, seconds: float) -> None:
@@ -56,7 +58,8 @@ class Floor(RuleBasedStateMachine):
     @rule()
     def heat(self) -> None:
         self.rig.throttling = "gpu-throttle-alert 1 of 1"
-        self.rig.advance(1.1)
+        # A put-back that failed is not tried again at once.
+        self.rig.advance(1.1 if self.rig.state.who else RETRY_S + 1)
         self.looked()
         if not self.away and not self.rig.tree.kernel.faults:
             assert self.rig.tree.kernel.min_hz == self.without_us.min_hz
