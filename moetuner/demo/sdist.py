@@ -55,6 +55,8 @@ def prepare_metadata_for_build_wheel(directory, config_settings=None):
 def download(sdist: Sdist, directory: Path, *, show_progress: bool = False) -> Path:
     """The archive in `directory`, fetched if it is not there; its hash is always checked.
 
+    `show_progress`: pip's own bar on stderr, for a terminal.
+
     Raises MissingRequirement without pip or without the index, SystemRefused if
     the file has another hash or the disk is full.
     """
@@ -85,7 +87,7 @@ def download(sdist: Sdist, directory: Path, *, show_progress: bool = False) -> P
             command,
             env={**os.environ, "PYTHONPATH": search, "TMPDIR": scratch},
             stdin=subprocess.DEVNULL,
-            stdout=None if show_progress else subprocess.PIPE,
+            stdout=sys.stderr if show_progress else subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
