@@ -23,6 +23,7 @@ PATH = "/run/moetuner/status.json"
 VERSION = 1
 LIMIT = 4 << 20  # bytes; 1,000 processes make 0.3 MB
 EVERY_S = 1.0
+SLACK_S = 0.05  # a wake-up that comes for something else this early writes it too
 # The most recent callers that are listed; a machine with more has its counts in `totals`.
 LISTED = 200
 
@@ -47,14 +48,14 @@ class Writer:
         return self._written_at + EVERY_S if self._changed else None
 
     def due(self, now: float) -> bool:
-        return self._changed and now >= self._written_at + EVERY_S
+        return self._changed and now >= self._written_at + EVERY_S - SLACK_S
 
     def write(self, snapshot: Snapshot, now: float) -> str | None:
         """Why it could not be written, the first time that happens; the daemon goes on without."""
         self._changed, self._written_at = False, now
         snapshot["updated"] = round(time.time(), 3)
         try:
-            self._root.replace(PATH, json.dumps(snapshot, indent=1) + "\n")
+            self._root.replace(PATH, json.dumps(snapshot) + "\n")
         except SystemRefused as error:
             first, self._failing = not self._failing, True
             return error.message if first else None

@@ -155,8 +155,13 @@ class SysRoot:
             raise _refused(f"cannot remove {path}", error) from error
 
     def _load(self, path: Path) -> bytes:
-        with path.open("rb") as file:
-            return file.read(self.LIMIT)
+        # Not path.open: a buffered file costs four times as much, and raising the floor
+        # reads four of them while a token waits.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(fd, self.LIMIT)
+        finally:
+            os.close(fd)
 
     def _store(self, path: Path, data: bytes) -> None:
         fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
@@ -166,7 +171,7 @@ class SysRoot:
             os.close(fd)
 
     def _list(self, path: Path) -> list[str]:
-        return [entry.name for entry in path.iterdir()]
+        return os.listdir(path)
 
 
 def _refused(what: str, error: OSError) -> SystemRefused:
