@@ -131,20 +131,23 @@ install_command() {
     make_directory "$PREFIX/bin"
     record f "$path"
     PLACED+=("$path")
-    ln -sfn "$PROGRAM/bin/moetuner" "$DESTDIR$path"
+    [[ $(readlink "$DESTDIR$path") == "$PROGRAM/bin/moetuner" ]] ||
+        ln -sfn "$PROGRAM/bin/moetuner" "$DESTDIR$path"
 }
 
 # What an earlier version, or an earlier --prefix, had installed and this one did not.
 remove_old_files() {
-    local kind path
+    local kind path gone=false
     local -a kept=()
     while read -r kind path; do
         if [[ $kind == f && " ${PLACED[*]} " != *" $path "* ]]; then
             rm -f "$DESTDIR$path"
+            gone=true
         else
             kept+=("$kind $path")
         fi
     done <"$TREE/manifest"
+    $gone || return 0
     printf '%s\n' "${kept[@]}" >"$TREE/manifest.new"
     mv "$TREE/manifest.new" "$TREE/manifest"
 }
@@ -153,17 +156,17 @@ remove_old_files() {
 install_config() {
     local target=$DESTDIR$CONFIG shipped=$HERE/etc/moetuner.yaml last=$TREE/shipped.yaml
     make_directory "$(dirname "$CONFIG")"
-    if [[ ! -e $target && ! -L $target ]] || { [[ ! -L $target ]] && cmp -s "$target" "$last"; }; then
+    if cmp -s "$shipped" "$target"; then
+        rm -f "$target.new"
+    elif [[ ! -e $target && ! -L $target ]] || { [[ ! -L $target ]] && cmp -s "$target" "$last"; }; then
         install -m 644 "$shipped" "$target.tmp"
         mv -T "$target.tmp" "$target"
-        rm -f "$target.new"
-    elif cmp -s "$shipped" "$target"; then
         rm -f "$target.new"
     elif ! cmp -s "$shipped" "$last"; then
         install -m 644 "$shipped" "$target.new"
         say "You changed $CONFIG: it is kept, and the new one is beside it as moetuner.yaml.new"
     fi
-    install -m 644 "$shipped" "$last"
+    cmp -s "$shipped" "$last" || install -m 644 "$shipped" "$last"
 }
 
 remove_files() {
