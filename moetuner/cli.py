@@ -184,12 +184,12 @@ def _status(options: argparse.Namespace) -> int:
 
 def _restore(options: argparse.Namespace) -> int:
     from moetuner.board.baseline import BaselineFile, Outcome, recover
-    from moetuner.board.instance import only_one
+    from moetuner.board.instance import nobody_alive
     from moetuner.board.sysroot import SysRoot
     from moetuner.log import StreamLog
 
     root = SysRoot(options.root)
-    with only_one(root, wait_s=5):  # a running daemon puts back what it raised itself
+    with nobody_alive(root):  # a running daemon puts back what it raised itself
         recovery = recover(root, BaselineFile(root))
     if recovery.text:
         StreamLog()(recovery.text, recovery.priority)

@@ -1,4 +1,9 @@
-"""One daemon a board: a lock file that lasts as long as its holder."""
+"""One daemon a board: a lock file that lasts as long as its holder.
+
+A killed process holds its lock until the kernel has closed its descriptors, probes among
+them, which takes a tenth of a second for each: it is dead all the same, and said to be
+by having no executable any more.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +20,37 @@ PATH = "/run/moetuner/daemon.lock"
 
 
 @contextlib.contextmanager
-def only_one(root: SysRoot, wait_s: float = 0.0) -> Iterator[None]:
-    """Holds the lock. NotSo names the daemon that has it; SystemRefused without access.
+def only_one(root: SysRoot, *, wait_s: float = 60.0) -> Iterator[None]:
+    """Holds the lock; waits up to `wait_s` for a holder that has been killed to be gone.
 
-    `wait_s`: how long to wait for it. A killed daemon holds it until the kernel has taken
-    its probes out, which was seen to take 0.1 s.
+    NotSo names the daemon that has it; SystemRefused without access.
     """
+    with _opened(root) as fd:
+        deadline = time.monotonic() + wait_s
+        while not _lock(fd):
+            holder = _holder(fd)
+            if _alive(holder) or time.monotonic() > deadline:
+                raise _running(holder)
+            time.sleep(0.02)
+        # Its content only helps people; a full /run must not keep the daemon from starting.
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        yield
+
+
+@contextlib.contextmanager
+def nobody_alive(root: SysRoot) -> Iterator[None]:
+    """As only_one, but a holder that has been killed is as good as gone: for putting back
+    what it left without waiting for its end."""
+    with _opened(root) as fd:
+        if not _lock(fd) and _alive(_holder(fd)):
+            raise _running(_holder(fd))
+        yield
+
+
+@contextlib.contextmanager
+def _opened(root: SysRoot) -> Iterator[int]:
     path = root.path(PATH)
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -28,21 +58,7 @@ def only_one(root: SysRoot, wait_s: float = 0.0) -> Iterator[None]:
     except OSError as error:
         raise SystemRefused(f"cannot open {path}: {reason(error)}", "run with sudo") from error
     try:
-        deadline = time.monotonic() + wait_s
-        while not _lock(fd):
-            if time.monotonic() < deadline:
-                time.sleep(0.05)
-                continue
-            holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
-            raise NotSo(
-                f"a moetuner daemon is running (pid {holder if holder.isdigit() else 'unknown'})",
-                "systemctl stop moetuner ends it",
-            )
-        # Its content only helps people; a full /run must not keep the daemon from starting.
-        with contextlib.suppress(OSError):
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        yield
+        yield fd
     finally:
         os.close(fd)
 
@@ -53,3 +69,25 @@ def _lock(fd: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _holder(fd: int) -> int | None:
+    text = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
+    return int(text) if text.isdigit() else None
+
+
+def _alive(pid: int | None) -> bool:
+    """False once the process has let its program go, on its way out or as a zombie."""
+    try:
+        os.readlink(f"/proc/{pid}/exe")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _running(pid: int | None) -> NotSo:
+    return NotSo(
+        f"a moetuner daemon is running (pid {pid or 'unknown'})", "systemctl stop moetuner ends it"
+    )
