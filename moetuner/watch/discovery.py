@@ -12,6 +12,7 @@ import os
 import selectors
 from collections.abc import Callable
 
+from moetuner.errors import MissingRequirement
 from moetuner.log import WARNING, Log
 from moetuner.watch.libraries import Identity, Libraries
 from moetuner.watch.mappings import LONG_REST_S, REST_S, Mapping, Mappings
@@ -42,11 +43,31 @@ class Discovery:
         self._rest_s = REST_S
         self._resting_until: float | None = None
         self._next_scan = 0.0
+        self._listen()
+
+    def _listen(self) -> None:
         # One descriptor for all cpus' buffers, so that a rest is one call.
         self._epoll = selectors.EpollSelector()
-        for fd in mappings.filenos():
+        for fd in self._mappings.filenos():
             self._epoll.register(fd, selectors.EVENT_READ)
-        selector.register(self._epoll.fileno(), selectors.EVENT_READ, self._mapped)
+        if self._resting_until is None:
+            self._selector.register(self._epoll.fileno(), selectors.EVENT_READ, self._mapped)
+
+    def _deaf(self) -> None:
+        if self._resting_until is None:
+            self._selector.unregister(self._epoll.fileno())
+        self._epoll.close()
+
+    def cpus_changed(self) -> None:
+        """A processor went on- or offline: listens to all anew, and scans at the next tick."""
+        try:
+            self._mappings.reopen()
+        except MissingRequirement as error:  # it changed again: the next scan tries once more
+            self._log(f"{error}; new files are found every {self._rescan_s:g} s only", WARNING)
+        else:
+            self._deaf()
+            self._listen()
+        self._next_scan = 0.0
 
     def configure(self, paths: tuple[str, ...], rescan_s: float) -> None:
         """Paths (globs) to watch in addition; seconds between scans. Scans at the next tick."""
@@ -110,6 +131,9 @@ class Discovery:
 
     def scan(self) -> None:
         """Looks at every process and every configured path."""
+        if self._mappings.stale:
+            self.cpus_changed()
+            self._next_scan = self._clock() + self._rescan_s
         for pattern in self._configured:
             for path in glob.glob(pattern):
                 self._libraries.offer(path, path)
@@ -131,7 +155,5 @@ class Discovery:
             self._mappings.forget()
 
     def close(self) -> None:
-        if self._resting_until is None:
-            self._selector.unregister(self._epoll.fileno())
-        self._epoll.close()
+        self._deaf()
         self._mappings.close()

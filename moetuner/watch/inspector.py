@@ -218,7 +218,11 @@ class Tracer:
         ):
             starts.add(instruction.address)
             at = instruction.address + instruction.size
-            if self._is_return(instruction):
+            if instruction.mnemonic in ("retaa", "retab"):
+                # arch/arm64/kernel/probes/decode-insn.c; without a process that maps the
+                # file the attempt succeeds and does nothing, so it must not be made.
+                raise Unclear(f"{region.name} ends in {instruction.mnemonic}: cannot be probed")
+            if instruction.group(self.cs.CS_GRP_RET):
                 sites.add(instruction.address)
             elif self._is_branch(instruction):
                 target = self._target(instruction)
@@ -279,12 +283,6 @@ class Tracer:
         """Where a jump through the GOT goes that needs no PLT (-fno-plt)."""
         slot = self._slot(instruction)
         return None if slot is None else self._behind(slot, instruction.address)
-
-    def _is_return(self, instruction: Any) -> bool:
-        return bool(instruction.group(self.cs.CS_GRP_RET)) or instruction.mnemonic in (
-            "retaa",
-            "retab",
-        )
 
     def _is_branch(self, instruction: Any) -> bool:
         if instruction.mnemonic.startswith(("call", "bl")) and not (

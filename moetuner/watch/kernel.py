@@ -1,6 +1,6 @@
-"""Perf events, which Python has no module for.
+"""System calls that Python has no module for: perf events, the type of a file system.
 
-Numbers and layouts are the kernel's UAPI (linux/perf_event.h).
+Numbers and layouts are the kernel's UAPI (linux/perf_event.h, linux/magic.h).
 """
 
 from __future__ import annotations
@@ -44,6 +44,15 @@ class PerfEventAttr(ctypes.Structure):
         ("config1", ctypes.c_uint64),
         ("config2", ctypes.c_uint64),
     )
+
+
+OVERLAYFS_SUPER_MAGIC = 0x794C7630
+
+
+def is_overlay(fd: int) -> bool:
+    """Whether the file lies on an overlay file system."""
+    statfs = (ctypes.c_long * 32)()  # f_type comes first; the rest is 112 bytes
+    return _libc.fstatfs(fd, statfs) == 0 and statfs[0] == OVERLAYFS_SUPER_MAGIC
 
 
 def perf_event_open(attr: PerfEventAttr, pid: int, cpu: int) -> int:

@@ -1,7 +1,7 @@
 """The files that hold llama.cpp and the probes in them.
 
-A file is known by (device, inode) and attached once, whatever its name and in whatever
-mount namespace it was seen. Life of one:
+A file is known by (device, inode), see `identify`, and attached once, whatever its name
+and in whatever mount namespace it was seen. Life of one:
 
     offered → examining (elf, then the inspector in its own process) → attached → forgotten
 
@@ -111,7 +111,7 @@ class Libraries:
             return None
         try:
             status = os.fstat(fd)
-            identity = (status.st_dev, status.st_ino)
+            identity = identify(fd, status)
             stamp = (status.st_size, status.st_mtime_ns)
             library = self.known.get(identity)
             if library is None:
@@ -120,7 +120,7 @@ class Libraries:
                 if not elf.may_export(fd, self._machine):
                     self._reject(identity, stamp)
                     return None
-                foreign = not _is_at(path, identity)
+                foreign = not _is_at(path, status)
                 library = Library(identity, printable(path, 400), fd, stamp, foreign)
                 fd = -1  # the library's now
                 self.known[identity] = library
@@ -195,7 +195,7 @@ class Libraries:
             self._unlink(library)  # all or nothing
             why = f"cannot attach probes: {reason(error)}"
             if use_sites and self._returns == "auto":
-                # An instruction that this kernel cannot probe, such as arm64's retaa.
+                # An instruction that this kernel cannot probe, or a limit that it has.
                 self._attach_after_detaching(library, replace(places, unclear=why))
             else:
                 self._fail(library, why)
@@ -294,9 +294,20 @@ def _stamp(fd: int) -> tuple[int, int]:
     return (status.st_size, status.st_mtime_ns)
 
 
-def _is_at(path: str, identity: Identity) -> bool:
+def identify(fd: int, status: os.stat_result) -> Identity:
+    """The file's identity, for the kernel's probes too.
+
+    Containers of one image share the files of its layers, though each has a device number
+    of its own for them: probes attached through both would count each call twice. On an
+    overlay the change time stands for the device.
+    """
+    if kernel.is_overlay(fd):
+        return (-status.st_ctime_ns, status.st_ino)
+    return (status.st_dev, status.st_ino)
+
+
+def _is_at(path: str, status: os.stat_result) -> bool:
     try:
-        status = os.stat(path)
+        return os.path.samestat(os.stat(path), status)
     except (OSError, ValueError):
         return False
-    return (status.st_dev, status.st_ino) == identity

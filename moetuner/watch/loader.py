@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import socket
 import sys
@@ -84,6 +85,10 @@ def compile_probe(probe_dir: Path, source: headers.Headers) -> tuple[list[str], 
 def explain(error: BaseException, stderr: list[str], source: headers.Headers) -> MoetunerError:
     """What bcc's failure means for the user. `stderr`: what the compiler printed."""
     text = "\n".join([str(error), *stderr])
+    tail = " | ".join(line for line in stderr[-3:] if line.strip())
+    if re.search(r"^processed \d+ insns", text, re.MULTILINE):
+        # The verifier refuses with "Permission denied" too, and then prints its log.
+        return SystemRefused(f"this kernel's verifier refuses the probe: {error} [{tail}]")
     if "Operation not permitted" in text or "Permission denied" in text:
         if os.geteuid() != 0:
             return MissingRequirement("eBPF needs root", "run with sudo")
@@ -100,7 +105,6 @@ def explain(error: BaseException, stderr: list[str], source: headers.Headers) ->
             + (f": {detail}" if detail else ""),
             headers.HINT,
         )
-    tail = " | ".join(line for line in stderr[-3:] if line.strip())
     return SystemRefused(
         f"the probe does not load: {detail or error}" + (f" [{tail}]" if tail else "")
     )

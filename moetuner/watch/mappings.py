@@ -103,18 +103,25 @@ class Mappings:
     """All cpus' buffers. `filenos` are readable when something was mapped."""
 
     def __init__(self) -> None:
-        self._rings: list[_Ring] = []
         self._seen: set[tuple[int, int, int, int]] = set()
         self.lost = 0
-        try:
-            for cpu in sorted(os.sched_getaffinity(0) | _online()):
-                self._rings.append(_Ring(cpu))
-        except OSError as error:
-            self.close()
-            raise MissingRequirement(
-                f"the kernel does not tell of new mappings: {reason(error)}",
-                "CAP_PERFMON (root) and CONFIG_PERF_EVENTS are needed",
-            ) from error
+        self._cpus, self._rings = _open()
+
+    @property
+    def stale(self) -> bool:
+        """Whether other processors are online than when the buffers were opened."""
+        return _online() != self._cpus
+
+    def reopen(self) -> None:
+        """Buffers for the processors that are online now. One that went away takes its
+        buffer's event along, even if it comes back: nvpmodel does that to a board's.
+
+        MissingRequirement leaves the old ones.
+        """
+        old = self._rings
+        self._cpus, self._rings = _open()
+        for ring in old:
+            ring.close()
 
     def filenos(self) -> list[int]:
         return [ring.fd for ring in self._rings]
@@ -156,12 +163,29 @@ class Mappings:
         self._rings.clear()
 
 
+def _open() -> tuple[set[int], list[_Ring]]:
+    """The processors that are online, and a buffer for each."""
+    cpus = _online()
+    rings: list[_Ring] = []
+    try:
+        for cpu in sorted(cpus):
+            rings.append(_Ring(cpu))
+    except OSError as error:
+        for ring in rings:
+            ring.close()
+        raise MissingRequirement(
+            f"the kernel does not tell of new mappings: {reason(error)}",
+            "CAP_PERFMON (root) and CONFIG_PERF_EVENTS are needed",
+        ) from error
+    return cpus, rings
+
+
 def _online() -> set[int]:
     try:
         with open("/sys/devices/system/cpu/online") as file:
             text = file.read().strip()
     except OSError:
-        return set()
+        return os.sched_getaffinity(0)
     cpus: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")

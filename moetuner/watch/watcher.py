@@ -88,6 +88,10 @@ class Watcher:
     def tick(self) -> None:
         self._discovery.tick()
 
+    def cpus_changed(self) -> None:
+        """To be called when a processor went on- or offline (a uevent of subsystem `cpu`)."""
+        self._discovery.cpus_changed()
+
     def look(self, pid: int, quiet_since: float) -> Look:
         return self.callers.look(pid, quiet_since)
 

@@ -15,13 +15,24 @@ from moetuner.config import WatchConfig
 from moetuner.log import INFO
 from moetuner.watch import layout
 from moetuner.watch.callers import Look
-from moetuner.watch.libraries import Library
+from moetuner.watch.libraries import Library, identify
 from moetuner.watch.processes import Process
 from moetuner.watch.watcher import Report, Watcher
 
 # Nothing here takes a second; a machine that is busy with other things may need many.
 PATIENCE_S = 60.0
 HOLD_S = 1.0
+
+
+def descriptors() -> list[str]:
+    """What this process has open, by name."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+        except FileNotFoundError:  # the listing's own
+            continue
+    return sorted(found)
 
 
 class Rig:
@@ -86,12 +97,19 @@ class Rig:
         # A rest after mappings hides their descriptor; it ends with the next tick.
         return self.watcher.deadline > time.monotonic() + 1
 
+    def rescan(self) -> None:
+        """What is due every `watch.rescan`."""
+        self.watcher._discovery.scan()
+
     # -- files ------------------------------------------------------------------------
 
     def library(self, path: Path | str | bytes) -> Library | None:
         """What is known of the file that `path` names now."""
-        status = os.stat(path)
-        return self.watcher.libraries.known.get((status.st_dev, status.st_ino))
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            return self.watcher.libraries.known.get(identify(fd, os.fstat(fd)))
+        finally:
+            os.close(fd)
 
     def state(self, path: Path | str | bytes) -> str:
         library = self.library(path)
@@ -126,8 +144,11 @@ class Rig:
         """Threads of the process that the kernel has as inside a call."""
         state = layout.ThreadState()
         threads = self.watcher.program.threads
-        keys = [key for key in threads.keys() if key >> 32 == pid and threads.lookup(key, state)]
-        return [key & 0xFFFFFFFF for key in keys if threads.lookup(key, state) and any(state.sp)]
+        return [
+            key & 0xFFFFFFFF
+            for key in list(threads.keys())
+            if key >> 32 == pid and threads.lookup(key, state) and any(state.sp)
+        ]
 
     def close(self) -> None:
         self.watcher.close()

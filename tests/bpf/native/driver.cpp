@@ -136,9 +136,12 @@ static void *run_stay(void *argument) {
 static void *run_forever(void *argument) {
     Function f = reinterpret_cast<Function>(argument);
     const long expected = f(nullptr, 0);
-    for (long x = 0;; x++)
+    for (long x = 0;; x++) {
         if (f(nullptr, x & 7) != expected + 10 * (x & 7))
             _exit(4);
+        if (x % 32 == 0) /* without pause the kernel hardly gets to remove a probe */
+            usleep(500);
+    }
 }
 
 static void *run_exec(void *argument) {
@@ -150,6 +153,11 @@ static void *run_exec(void *argument) {
 static jmp_buf before;
 static long obey(long);
 
+static long obey_inside(long) {
+    answer("inside");
+    return obey(0);
+}
+
 static void *run_obey(void *) {
     obey(0);
     return nullptr;
@@ -159,31 +167,35 @@ static bool forked;
 
 static void call_inside(Function f) {
     try {
-        if (setjmp(before) == 0)
-            f(obey, 0);
-        else
+        if (setjmp(before) == 0) {
+            f(obey_inside, 0);
+            if (forked)
+                _exit(7);
+            answer("returned");
+        } else {
             answer("jumped");
+        }
     } catch (int) {
         answer("caught");
     }
-    if (forked)
-        _exit(7);
 }
 
 __attribute__((noinline)) static void deep_call(Function f) {
     volatile char room[64 * 1024];
     room[0] = 0;
-    f(obey, room[0]);
+    f(obey_inside, room[0]);
     room[0] = 2; /* not a tail call: the frame stays */
 }
 
 /* The exception passes deep_call's frame, so afterwards the stack is far above the call. */
 __attribute__((noinline)) static void call_deep(Function f) {
     try {
-        if (setjmp(before) == 0)
+        if (setjmp(before) == 0) {
             deep_call(f);
-        else
+            answer("returned");
+        } else {
             answer("jumped");
+        }
     } catch (int) {
         answer("caught");
     }
@@ -240,13 +252,11 @@ static long obey(long) {
             recursive = function(w[1]);
             answer(std::to_string(recurse(atol(w[2].c_str()))));
         } else if (word == "inside") {
-            answer("inside");
             if (w[1] == "deep")
                 call_deep(function(w[2]));
             else
                 call_inside(function(w[1]));
         } else if (word == "return") {
-            answer("returned");
             return 0;
         } else if (word == "throw") {
             throw 1;
