@@ -53,6 +53,8 @@ for entry in sys.argv[1:]:
     module, package = entry.split(":")
     if importlib.util.find_spec(module) is None:
         print(package)
+if importlib.util.find_spec("venv") is None:
+    print("python3-venv")
 for name in ("libbpf.so.1", "libbpf.so.0"):
     try:
         ctypes.CDLL(name)

@@ -14,8 +14,9 @@ from tests.support.machine import cannot
 
 UNIT = ROOT / "systemd/moetuner.service"
 # systemd-analyze security: 0 is no access at all, 10 all of it. What is left is what the
-# daemon lives on: CAP_SYS_ADMIN for uprobes, other users' processes, AF_NETLINK.
-EXPOSURE = 3.0
+# daemon lives on: CAP_SYS_ADMIN for uprobes, other users' processes, AF_NETLINK. systemd
+# 252 says 3.0; other versions weigh a little differently.
+EXPOSURE = 3.2
 
 
 def analyze(*arguments: str | Path) -> Result:

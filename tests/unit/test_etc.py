@@ -83,7 +83,8 @@ def test_the_man_page_has_every_key() -> None:
 def test_the_man_page_has_every_exit_code() -> None:
     section = MAN.partition(".Sh EXIT STATUS")[2].partition(".Sh")[0]
     listed = re.findall(r"^\.It (\d)$", section, re.MULTILINE)
-    kinds = [errors.MoetunerError, *errors.MoetunerError.__subclasses__()]
+    kinds: list[type[errors.MoetunerError]] = [errors.MoetunerError]
+    kinds += errors.MoetunerError.__subclasses__()
     assert set(listed) == {"0"} | {str(kind.exit_code) for kind in kinds}
     assert listed == re.findall(r"^  (\d)  ", cli.EXIT_CODES, re.MULTILINE)
 
