@@ -1,0 +1,104 @@
+"""What the probes cost the probed program.
+
+- call_us: added time of one call (entry and return) in µs: a library under llama.cpp's
+  names with the probes in it, against the same code under other names, calls in a row,
+  in turns; the median of the differences. As the daemon does it by default, and with
+  `watch.returns: uretprobe`.
+- loss_percent: how much slower llama-bench decodes a tiny model (so that calls are
+  many) while the daemon watches it: pairs with and without the daemon, in turns; the
+  median of the pairs' differences, and the rate at which it calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks import common
+from benchmarks.common import Caller, Daemon, Native, say
+from moetuner.demo import llamacpp, model
+from moetuner.errors import MoetunerError, SystemRefused
+
+CALLS = 20_000
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks/probe_cost", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    with common.workspace() as directory:
+        native = common.compile_native(directory)
+        figures = {
+            "call_us": _call_us(directory / "default", native, "auto", options.rounds),
+            "call_us_uretprobe": _call_us(
+                directory / "uretprobe", native, "uretprobe", options.rounds
+            ),
+            **_loss(directory, options.rounds),
+        }
+    common.report("probe_cost", figures)
+    return 0
+
+
+def _call_us(directory: Path, native: Native, returns: str, rounds: int) -> float:
+    directory.mkdir()
+    daemon = Daemon(directory, _settings(native.watched, returns))
+    probed, plain = Caller(native), Caller(native, watched=False)
+    try:
+        daemon.start(native.watched)
+        probed("call 100")
+        differences = []
+        for _ in range(rounds):
+            differences.append(probed(f"call {CALLS}") - plain(f"call {CALLS}"))
+    finally:
+        probed.close()
+        plain.close()
+        daemon.stop()
+    cost = common.median(differences) / CALLS * 1e6
+    say(f"a call with returns={returns}: {cost:.2f} µs")
+    return cost
+
+
+def _loss(directory: Path, rounds: int) -> dict[str, float]:
+    build = llamacpp.ensure()
+    tiny = model.ensure(model.ModelSpec(), llamacpp.cache_directory() / "models")
+    daemon = Daemon(directory, _settings(build.libllama, "auto"))
+    losses: list[float] = []
+    rate = 0.0
+    _tokens_per_s(build.bench, tiny)  # files into memory
+    for number in range(rounds):
+        daemon.start(build.libllama)
+        try:
+            watched = _tokens_per_s(build.bench, tiny)
+        finally:
+            daemon.stop()
+        plain = _tokens_per_s(build.bench, tiny)
+        losses.append((1 - watched / plain) * 100)
+        rate = max(rate, watched)
+        say(f"{number + 1} of {rounds}: {watched:.0f} tok/s watched, {plain:.0f} not")
+    return {"loss_percent": common.median(losses), "tokens_per_s": rate}
+
+
+def _tokens_per_s(bench: Path, tiny: Path) -> float:
+    command = [str(bench), "-m", str(tiny), "-p", "0", "-n", "256", "-r", "3", "-t", "1"]
+    output = subprocess.run(
+        [*command, "-ncmoe", "99", "-o", "json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ).stdout
+    try:
+        return float(json.loads(output)[0]["avg_ts"])
+    except (ValueError, LookupError):
+        raise SystemRefused(f"llama-bench gave no result: {output[:200]!r}") from None
+
+
+def _settings(library: Path, returns: str) -> str:
+    return f"watch: {{libraries: [{library}], returns: {returns}}}\n"
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except MoetunerError as error:
+        say(f"probe_cost: {error}")
+        sys.exit(error.exit_code)
