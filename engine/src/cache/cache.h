@@ -58,7 +58,7 @@ class Acquisition {
     const std::vector<uint32_t>& rest() const { return rest_; }
 
     // Whether slice `s` of unit `i` is there: one atomic load. Once true it stays true.
-    // False for slices outside those acquired, and for failed ones.
+    // False for failed slices, and for those that nobody has asked for.
     bool ready(size_t i, unsigned s) const;
 
     // The first byte of the slice, at the file's own alignment modulo the block. Readable
@@ -66,7 +66,7 @@ class Acquisition {
     const void* data(size_t i, unsigned s) const;
 
     // Blocks until the slice is there; returns data(). Null: its read failed for good (or
-    // it is outside the slices acquired), error() tells. Any number of threads may wait
+    // nobody has asked for it), error() tells. Any number of threads may wait
     // for the same slice.
     const void* wait(size_t i, unsigned s) const;
 
@@ -97,6 +97,7 @@ class Acquisition {
     std::vector<Entry> entries_;
     std::vector<uint32_t> rest_;
     uint64_t sequence_ = 0; // of this acquisition among all of its cache
+    mutable unsigned running_ = 0; // slice whose operation runs; under the cache's lock
 };
 
 class Cache {

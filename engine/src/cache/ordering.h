@@ -1,6 +1,7 @@
 // Ready ones first, asked once.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -20,12 +21,7 @@ template <typename Ready> size_t split_ready_first(size_t n, Ready&& ready, uint
             order[--back] = static_cast<uint32_t>(i);
         }
     }
-    for (size_t low = front, high = n; low + 1 < high; ++low) { // the back was filled backwards
-        --high;
-        const uint32_t swapped = order[low];
-        order[low] = order[high];
-        order[high] = swapped;
-    }
+    std::reverse(order + front, order + n); // it was filled from the end
     return front;
 }
 

@@ -9,9 +9,9 @@ namespace moetuner {
 
 enum class LogLevel { info, warning, error };
 
-// Called from any thread, the reader's included, never with a lock of the engine held.
-// Must not throw and must not call back into the engine. One call is one line without
-// its newline.
+// Called from any thread, the reader's included, with no lock of the engine held. Must not
+// throw, and should return soon: reads may wait for it. One call is one line without its
+// newline.
 using Log = std::function<void(LogLevel, const std::string&)>;
 
 // Thrown by constructors and factories only: the text names what was refused, and why.

@@ -51,12 +51,12 @@ class Reader {
     // Throws Error when threads or kernel objects are refused.
     virtual void start(Source& source, const std::vector<Memory>& memory) = 0;
 
-    // The source has more. Any thread. May submit from the calling thread (io_uring) or
-    // wake another one (pool); never waits for a read.
+    // The source has more. Any thread, between start() and the destructor. May submit from
+    // the calling thread (io_uring) or wake another one (pool); never waits for a read.
     virtual void kick() noexcept = 0;
 
-    // Waits for every attempt that was taken, ends the threads. take() is not called
-    // after it returns; called once, not concurrently with kick().
+    // Waits for every attempt that was taken, ends the threads. The source must have ended
+    // before: take() gives nothing more.
     virtual void stop() noexcept = 0;
 
     // Attempts under way at the same time, at most; the pool: its threads. Any thread, at
