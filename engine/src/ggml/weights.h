@@ -1,0 +1,78 @@
+// The expert matrices in our buffers: where each lies in which file, and the cache of their
+// units. One Weights for each model in the process.
+//
+// Threads. llama.cpp loads a model in one thread and computes with it in others after that:
+// add() is called before the first find() of the same model. A mutex guards the tables
+// between models; `cache` is made at most once, at the first find().
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "cache/cache.h"
+#include "ggml.h"
+#include "ggml/mapping.h"
+#include "ggml/settings.h"
+#include "io/files.h"
+
+namespace moetuner {
+
+// One matrix of all experts of a layer.
+struct Matrix {
+    std::string name;
+    int layer = 0;       // of the model
+    unsigned slice = 0;  // of the units: the order of use
+    uint32_t first = 0;  // unit of expert 0; expert e is first + e
+    uint32_t experts = 0;
+    uint64_t expert_bytes = 0; // nb[2]
+    const void* address = nullptr;
+    uint64_t bytes = 0;
+    FilePlace place; // of the whole matrix
+};
+
+class Weights {
+  public:
+    Weights(Settings settings, Log log);
+    ~Weights();
+    Weights(const Weights&) = delete;
+    Weights& operator=(const Weights&) = delete;
+
+    // Whether a tensor of this name is an expert matrix that the cache can hold.
+    static bool is_expert(const char* name, const Settings& settings);
+
+    // Whether the model is still being loaded, from this file or another part of the same
+    // split model, and has no matrix of this name yet.
+    bool lacks(const char* name, const FilePlace& place);
+
+    // The loader placed a matrix; its bytes are `place` of the file. Throws Error.
+    void add(const ggml_tensor& tensor, const FilePlace& place);
+
+    // The matrix at this address; null if it is none of ours.
+    const Matrix* find(const void* address);
+
+    // Made at the first call. Throws Error (no budget, memory refused, …).
+    Cache& cache();
+
+    uint64_t total_bytes() const;
+
+  private:
+    void number_units();
+    void keep_dense_resident();
+    void report(const Cache& cache) const;
+
+    const Settings settings_;
+    std::string base_; // the files' common name, without -00001-of-00003.gguf
+    const Log log_;
+    std::mutex mutex_;
+    std::vector<Matrix> matrices_;
+    std::unordered_map<const void*, size_t> by_address_;
+    std::unique_ptr<Files> files_;
+    std::vector<UnitSpec> units_;
+    std::unique_ptr<Cache> cache_;
+};
+
+} // namespace moetuner
