@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 import moetuner
-from moetuner import cli, config, errors
+from moetuner import cli, config, errors, status
+from moetuner.watch.watcher import Counters
 
 ROOT = Path(__file__).parents[2]
 YAML = (ROOT / "etc/moetuner.yaml").read_text()
@@ -104,3 +106,11 @@ def test_the_man_page_has_every_command_and_option() -> None:
 def test_the_changelog_has_this_version() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     assert re.search(rf"^## {re.escape(moetuner.__version__)}\b", text, re.MULTILINE)
+
+
+def test_every_key_of_the_status_is_documented() -> None:
+    text = (ROOT / "docs/status.md").read_text()
+    keys = set(re.findall(r'"(\w+)":', inspect.getsource(status.snapshot)))
+    keys |= {field.name for field in fields(Counters)} | {"updated"}
+    assert len(keys) > 30
+    assert {key for key in keys if not re.search(rf"`[^`\n]*\b{key}\b[^`\n]*`", text)} == set()
