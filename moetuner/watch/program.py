@@ -112,4 +112,12 @@ def _received(library: LibBpf, data: bytes, fds: list[int], status: int) -> Prog
         kind = MissingRequirement if message["code"] == 3 else SystemRefused
         error: MoetunerError = kind(message["message"], message["hint"])
         raise error
-    return Program(library, dict(zip(message["names"], fds, strict=True)), message["headers"])
+    names = message["names"]
+    if len(fds) != len(names):  # the kernel drops those that do not fit
+        for fd in fds:
+            os.close(fd)
+        raise SystemRefused(
+            f"only {len(fds)} of {len(names)} descriptors of the probe could be received",
+            "raise the limit of open files (ulimit -n, LimitNOFILE=)",
+        )
+    return Program(library, dict(zip(names, fds, strict=True)), message["headers"])

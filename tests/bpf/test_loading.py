@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -14,7 +15,8 @@ import pytest
 import moetuner
 from moetuner.errors import MissingRequirement, MoetunerError, SystemRefused
 from moetuner.watch import layout
-from moetuner.watch.program import PROBE_DIR, load
+from moetuner.watch.bpf import LibBpf
+from moetuner.watch.program import PROBE_DIR, _received, load
 from tests.bpf.harness import descriptors
 
 pytestmark = pytest.mark.root
@@ -137,6 +139,23 @@ def test_broken(
     assert "\n" not in caught.value.message
     assert capfd.readouterr() == ("", "")
     assert descriptors() == before
+
+
+def test_too_few_descriptors_may_be_open() -> None:
+    """The kernel drops those that the receiver may not have."""
+    message = {"ok": True, "names": ["events", "threads"], "headers": ""}
+    before = descriptors()
+    with pytest.raises(SystemRefused, match="only 1 of 2") as caught:
+        _received(LibBpf(), json.dumps(message).encode(), [os.open("/", os.O_RDONLY)], 0)
+    assert "LimitNOFILE" in (caught.value.hint or "")
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize(("status", "how"), [(-9, "signal 9"), (1, "status 1")])
+def test_a_compiler_that_says_nothing(status: int, how: str) -> None:
+    """Killed for memory, say."""
+    with pytest.raises(SystemRefused, match=how):
+        _received(LibBpf(), b"", [], status)
 
 
 def test_no_probe_at_all(tmp_path: Path) -> None:
