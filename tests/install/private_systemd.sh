@@ -37,6 +37,8 @@ finish() {
         find "$own/cgroup/$group" -depth -type d -exec rmdir {} + && break
         sleep 0.1
     done
+    umount -l "$own"
+    rmdir "$own"
 }
 trap finish EXIT
 echo $$ >"$own/cgroup/$group/cgroup.procs"
