@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -93,7 +94,8 @@ class Inspections:
         assert process is not None and process.stdout is not None
         self._selector.unregister(process.stdout)
         process.stdout.close()
-        process.kill()  # it has said everything, or too much
+        with contextlib.suppress(PermissionError):  # it is nobody's, and we have no CAP_KILL
+            process.kill()  # it has said everything, or too much
         process.wait()
 
     def close(self) -> None:

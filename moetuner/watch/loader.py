@@ -94,7 +94,7 @@ def explain(error: BaseException, stderr: list[str], source: headers.Headers) ->
             return MissingRequirement("eBPF needs root", "run with sudo")
         return MissingRequirement(
             "the kernel refuses eBPF programs to this process",
-            "CAP_BPF and CAP_PERFMON are needed; a container or kernel lockdown takes them away",
+            "CAP_SYS_ADMIN is needed; a container or kernel lockdown takes it away",
         )
     if "Function not implemented" in text:
         return MissingRequirement("this kernel has no eBPF", "CONFIG_BPF_SYSCALL is needed")

@@ -175,7 +175,7 @@ def _open() -> tuple[set[int], list[_Ring]]:
             ring.close()
         raise MissingRequirement(
             f"the kernel does not tell of new mappings: {reason(error)}",
-            "CAP_PERFMON (root) and CONFIG_PERF_EVENTS are needed",
+            "root (CAP_SYS_ADMIN or CAP_PERFMON) and CONFIG_PERF_EVENTS are needed",
         ) from error
     return cpus, rings
 

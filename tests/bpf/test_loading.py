@@ -63,7 +63,7 @@ REFUSED = {
     ),
     "no capabilities": (
         ["setpriv", "--bounding-set=-all", "--inh-caps=-all"],
-        "3 the kernel refuses eBPF programs to this process (CAP_BPF and CAP_PERFMON",
+        "3 the kernel refuses eBPF programs to this process (CAP_SYS_ADMIN",
     ),
     "pid namespace": (
         ["unshare", "--pid", "--fork"],
