@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import moetuner
 from moetuner import config
@@ -28,6 +29,10 @@ exit codes:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
         raise UsageError(message, f"{self.prog} --help")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        sys.stdout.flush()  # here, where a reader that is gone can still be told from success
+        super().exit(status, message)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -102,6 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["--check"]:
         given[0] = "check"
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # `→` where the locale has none
     try:
         options = parser().parse_args(given)
         if options.command is None:
@@ -132,6 +139,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    try:
+        os.listdir(options.root)
+    except OSError as error:
+        raise UsageError(f"--root {options.root}: {reason(error)}") from error
     # Each command imports what it needs: the daemon's memory and the speed of --help.
     if options.command == "check":
         return _check(options)
@@ -183,6 +194,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _restore(options: argparse.Namespace) -> int:
+    from moetuner import status
     from moetuner.board.baseline import BaselineFile, Outcome, recover
     from moetuner.board.instance import nobody_alive
     from moetuner.board.sysroot import SysRoot
@@ -191,6 +203,7 @@ def _restore(options: argparse.Namespace) -> int:
     root = SysRoot(options.root)
     with nobody_alive(root):  # a running daemon puts back what it raised itself
         recovery = recover(root, BaselineFile(root))
+        status.Writer(root).remove()  # a killed one's
     if recovery.text:
         StreamLog()(recovery.text, recovery.priority)
     else:

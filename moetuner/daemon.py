@@ -34,6 +34,7 @@ from moetuner.floor_events import (
     Configure,
     Demand,
     Event,
+    Gone,
     Policy,
     RestoreMin,
     Stop,
@@ -74,11 +75,16 @@ class Daemon:
         self._root = SysRoot(options.root)
         self._config = config.load(options.config, optional=options.config_optional)
         self._config_error: str | None = None
-        self._notify = sdnotify.SystemdNotifier().notify
+        self._manager = sdnotify.SystemdNotifier()
+        if self._manager.socket is not None:
+            # One that does not read its socket must not stop us: a notice is lost then.
+            self._manager.socket.setblocking(False)
+        self._summarised = ""  # the last STATUS
         self._selector = selectors.EpollSelector()
         self._activity = activity.Activity(self._config.floor.hold_s)
         self._floor = floor.State(_policy(self._config))
         self._told = ""  # the demand as the floor knows it
+        self._slack_s = SLACK_S
         self._overtaken: bool | None = None  # a write that ours went over
         self._node_scan_at = 0.0
         self._status = status.Writer(self._root)
@@ -117,7 +123,7 @@ class Daemon:
             self._watcher.set_hold(self._config.floor.hold_s)
             self._log(f"compiled against {self._watcher.program.headers}", INFO)
             self._watcher.tick()
-            self._notify(f"READY=1\nSTATUS={self._summary()}")
+            self._notify("READY=1", *self._status_notice())
             self._log("ready", INFO)
             try:
                 while not self._stopping:
@@ -137,7 +143,8 @@ class Daemon:
         self._sample(now)
         self._demand()
         due = floor.deadline(self._floor)
-        if due is not None and due <= now + SLACK_S:
+        if due is not None and due <= now + self._slack_s:
+            self._slack_s = SLACK_S
             self._settle(Throttling(self._throttle.read()))
             self._settle(Tick(), max(now, due))
         if now >= self._node_scan_at:
@@ -146,7 +153,7 @@ class Daemon:
             problem = self._status.write(self._snapshot(), now)
             if problem:
                 self._log(f"{problem}: moetuner status will not work", WARNING)
-            self._notify(f"STATUS={self._summary()}")
+            self._notify(*self._status_notice())
         if self._watchdog_s and now >= self._watchdog_at:
             self._notify("WATCHDOG=1")
             self._watchdog_at = now + self._watchdog_s
@@ -198,6 +205,8 @@ class Daemon:
         touched = self._touch.drain()
         events = [event] if touched is None else [Touched(touched), event]
         while events:
+            if isinstance(events[0], Touched):
+                self._slack_s = 0.0  # whoever writes may not be done: no look before its time
             self._floor = floor.settle(self._floor, events.pop(0), at, self._carry_out)
             if self._overtaken is not None:
                 events.append(Touched(self._overtaken))
@@ -206,16 +215,25 @@ class Daemon:
 
     def _carry_out(self, action: Action) -> Event | None:
         if not isinstance(action, WriteMin | RestoreMin):
-            return self._actuator.carry_out(action)
+            answer = self._actuator.carry_out(action)
+            self._noticed_loss(answer)
+            return answer
         self._overtaken = self._touch.drain()  # somebody else, since we looked
         answer = self._actuator.carry_out(action)
         self._touch.drain()  # that was us
+        self._noticed_loss(answer)
         return answer
+
+    def _noticed_loss(self, answer: Event | None) -> None:
+        if isinstance(answer, Gone):
+            self._touch.watch(None)  # it comes back as other files under the same name
+            self._node_scan_at = min(self._node_scan_at, self._clock() + NODE_MISSING_RESCAN_S)
 
     # The node
 
     def _look_for_node(self, removed: frozenset[str] = frozenset()) -> None:
         for event in self._actuator.look(removed):
+            self._noticed_loss(event)
             self._settle(event)
         self._touch.watch(self._actuator.node)
         missing = self._actuator.node is None
@@ -255,7 +273,7 @@ class Daemon:
                 self._stopping = True
 
     def _reload(self) -> None:
-        self._notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        self._notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             new = config.load(self._options.config, optional=self._options.config_optional)
         except ConfigError as error:
@@ -266,7 +284,7 @@ class Daemon:
             self._apply(new)
             self._log(f"configuration reloaded from {new.source}", NOTICE)
         self._status.touch()
-        self._notify(f"READY=1\nSTATUS={self._summary()}")
+        self._notify("READY=1", *self._status_notice())
 
     def _apply(self, new: Config) -> None:
         self._activity = activity.set_hold(self._activity, new.floor.hold_s, self._clock())
@@ -278,6 +296,20 @@ class Daemon:
         self._settle(Configure(_policy(new)))
 
     # Status
+
+    def _notify(self, *lines: str) -> None:
+        """To the service manager, if there is one."""
+        if lines:
+            # sdnotify encodes as latin-1, and drops what does not fit; systemd wants UTF-8.
+            self._manager.notify("\n".join(lines).encode().decode("latin-1"))
+
+    def _status_notice(self) -> tuple[str, ...]:
+        """STATUS=…, if it is another than before."""
+        summary = self._summary()
+        if summary == self._summarised:
+            return ()
+        self._summarised = summary
+        return (f"STATUS={summary}",)
 
     def _summary(self) -> str:
         if self._actuator.node is None:

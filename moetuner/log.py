@@ -6,6 +6,7 @@ line) goes through `printable` first: it must not forge lines or drive the termi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import Protocol, TextIO
@@ -45,7 +46,10 @@ class StreamLog:
             line = f"{_COLOUR[priority]}{message}\x1b[0m"
         else:
             line = message
-        print(line, file=self._stream, flush=True)
+        # Whoever reads the log may be gone (`moetuner daemon 2>&1 | head`) and a disk full:
+        # what the line tells of has to go on all the same.
+        with contextlib.suppress(OSError):
+            print(line, file=self._stream, flush=True)
 
 
 def is_journal(stream: TextIO) -> bool:

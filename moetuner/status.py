@@ -10,14 +10,17 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import moetuner
 from moetuner import activity, floor
+from moetuner.board.instance import alive
 from moetuner.board.sysroot import Missing, SysRoot
 from moetuner.config import Config
 from moetuner.errors import MoetunerError, NotSo, SystemRefused
-from moetuner.watch.watcher import Watcher
+
+if TYPE_CHECKING:  # `moetuner restore` needs no eBPF
+    from moetuner.watch.watcher import Watcher
 
 PATH = "/run/moetuner/status.json"
 VERSION = 1
@@ -71,13 +74,13 @@ class Writer:
 
 def read(root: SysRoot) -> Snapshot:
     """The running daemon's status. NotSo when none runs; MoetunerError when it is damaged."""
+    not_running = NotSo(
+        "the moetuner daemon is not running", "systemctl status moetuner; journalctl -u moetuner"
+    )
     try:
         text = root.read_state(PATH, LIMIT)
     except Missing:
-        raise NotSo(
-            "the moetuner daemon is not running",
-            "systemctl status moetuner; journalctl -u moetuner",
-        ) from None
+        raise not_running from None
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -86,6 +89,8 @@ def read(root: SysRoot) -> Snapshot:
         raise MoetunerError(
             f"{root.path(PATH)} was written by another version of moetuner", "restart moetuner"
         )
+    if not alive(value.get("pid")):
+        raise not_running  # it was killed, and left this behind
     return value
 
 

@@ -13,8 +13,6 @@ from moetuner.errors import NotSo
 from moetuner.floor import mhz
 from moetuner.status import Snapshot
 
-STALE_S = 60.0  # an idle daemon writes nothing; its watchdog sees to it that it lives
-
 
 def show(snapshot: Snapshot, root: SysRoot) -> None:
     """The daemon's state on standard output."""
@@ -101,7 +99,7 @@ class Rates:
             self.current = {
                 pid: (count - before[pid]) / (at - before_at)
                 for pid, count in calls.items()
-                if pid in before
+                if pid in before and count >= before[pid]  # else another process by now
             }
         if self.last is None or at > self.last[0]:
             self.last = (at, calls)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 
 from moetuner.board.sysroot import SysRoot
-from moetuner.errors import NotSo, SystemRefused, reason
+from moetuner.errors import MissingRequirement, NotSo, SystemRefused, reason
 
 PATH = "/run/moetuner/daemon.lock"
 
@@ -29,7 +29,7 @@ def only_one(root: SysRoot, *, wait_s: float = 60.0) -> Iterator[None]:
         deadline = time.monotonic() + wait_s
         while not _lock(fd):
             holder = _holder(fd)
-            if _alive(holder) or time.monotonic() > deadline:
+            if alive(holder) or time.monotonic() > deadline:
                 raise _running(holder)
             time.sleep(0.02)
         # Its content only helps people; a full /run must not keep the daemon from starting.
@@ -44,7 +44,7 @@ def nobody_alive(root: SysRoot) -> Iterator[None]:
     """As only_one, but a holder that has been killed is as good as gone: for putting back
     what it left without waiting for its end."""
     with _opened(root) as fd:
-        if not _lock(fd) and _alive(_holder(fd)):
+        if not _lock(fd) and alive(_holder(fd)):
             raise _running(_holder(fd))
         yield
 
@@ -55,8 +55,12 @@ def _opened(root: SysRoot) -> Iterator[int]:
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except PermissionError as error:
+        raise MissingRequirement(
+            f"cannot open {path}: {reason(error)}", "this needs root: run with sudo"
+        ) from error
     except OSError as error:
-        raise SystemRefused(f"cannot open {path}: {reason(error)}", "run with sudo") from error
+        raise SystemRefused(f"cannot open {path}: {reason(error)}") from error
     try:
         yield fd
     finally:
@@ -76,8 +80,13 @@ def _holder(fd: int) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _alive(pid: int | None) -> bool:
-    """False once the process has let its program go, on its way out or as a zombie."""
+def alive(pid: int | None) -> bool:
+    """False once the process has let its program go, on its way out or as a zombie.
+
+    None, a holder that could not write its pid down (a full /run), is taken to live.
+    """
+    if pid is None:
+        return True
     try:
         os.readlink(f"/proc/{pid}/exe")
     except (FileNotFoundError, ProcessLookupError):

@@ -209,11 +209,14 @@ class Mounted:
         assert self._server.stdin
         self._server.stdin.close()
         try:
-            self._server.wait(10)
-        finally:
-            if self._server.poll() is None:
-                self._server.kill()
-                subprocess.run(["umount", "-l", str(self.root / "sys")])
+            self._server.wait(5)
+        except subprocess.TimeoutExpired:
+            # A mount namespace that was made meanwhile, a service's or a container's, holds
+            # a copy of the mount: it must not outlive us.
+            self._server.kill()
+            self._server.wait()
+        # Only if it ended without doing so itself.
+        subprocess.run(["umount", "-l", str(self.root / "sys")], stderr=subprocess.DEVNULL)
 
     def wait(self) -> None:
         """Until it is mounted."""
