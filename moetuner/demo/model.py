@@ -25,7 +25,7 @@ from moetuner.errors import SystemRefused, UsageError, reason
 FORMAT = 1  # part of the hash: raise it when the same parameters give other bytes
 LOGIT_SPREAD = 3.0  # how decided the model is: the best of 220 tokens leads by about 1
 END, TURN, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-FAMILIES = ("qwen3moe", "qwen3", "gpt-oss")
+FAMILIES = ("qwen3moe", "qwen3", "gpt-oss", "olmoe", "hy_v3")
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,9 @@ class ModelSpec:
     """What is in a model. The default is the demonstration's: 13 MB, 4 layers × 8 experts.
 
     `family` is llama.cpp's architecture: `qwen3moe`, its dense twin `qwen3` (experts
-    are ignored, `feed_forward` is the layer's), or `gpt-oss` (biases, its own
-    activation). `expert_type` is the type of all expert matrices, `down_type` that of
+    are ignored, `feed_forward` is the layer's), `gpt-oss` (biases, its own activation),
+    `olmoe` (weights of experts not normalised), or `hy_v3` (gate and up in one matrix, a
+    shared expert of the same size, the first layer dense). `expert_type` is the type of all expert matrices, `down_type` that of
     the down projections where it differs; all other matrices have `dense_type`. One
     expert's slice is `feed_forward` rows of `embedding` values, or the other way round.
     """
@@ -84,6 +85,8 @@ class ModelSpec:
             raise UsageError(f"{self.experts_used} of {self.experts} experts cannot be used")
         if self.heads % self.heads_kv or self.head_size % 2:
             raise UsageError("heads must be a multiple of heads_kv, and head_size even")
+        if self.family == "olmoe" and self.heads_kv * self.head_size != self.embedding:
+            raise UsageError("olmoe has heads = heads_kv, together as wide as the embedding")
         self.unit_bytes()
 
 
@@ -156,6 +159,8 @@ def _tensors(spec: ModelSpec, vocabulary_size: int) -> Iterator[_Tensor]:
     width, hidden, experts = spec.embedding, spec.feed_forward, spec.experts
     attention, shared = spec.heads * spec.head_size, spec.heads_kv * spec.head_size
     oss = spec.family == "gpt-oss"
+    fused = spec.family == "hy_v3"
+    down_type = spec.down_type or spec.expert_type
 
     def matrix(name: str, rows: int, columns: int, dtype: str = spec.dense_type) -> _Tensor:
         return _Tensor(f"{name}.weight", (rows, columns), dtype, columns**-0.5)
@@ -188,20 +193,25 @@ def _tensors(spec: ModelSpec, vocabulary_size: int) -> Iterator[_Tensor]:
             yield bias(f"{block}.attn_sinks.weight", spec.heads)
             yield ones(f"{block}.post_attention_norm", width)
         else:
-            yield ones(f"{block}.attn_q_norm", spec.head_size)
-            yield ones(f"{block}.attn_k_norm", spec.head_size)
+            normed = attention if spec.family == "olmoe" else spec.head_size
+            yield ones(f"{block}.attn_q_norm", normed)
+            yield ones(f"{block}.attn_k_norm", normed)
             yield ones(f"{block}.ffn_norm", width)
-        if not spec.is_moe:
+        if not spec.is_moe or (fused and layer == 0):
             yield matrix(f"{block}.ffn_gate", hidden, width, spec.expert_type)
             yield matrix(f"{block}.ffn_up", hidden, width, spec.expert_type)
-            yield matrix(f"{block}.ffn_down", width, hidden, spec.down_type or spec.expert_type)
+            yield matrix(f"{block}.ffn_down", width, hidden, down_type)
             continue
         yield matrix(f"{block}.ffn_gate_inp", experts, width, "F32")
-        yield experts_of(f"{block}.ffn_gate_exps", hidden, width, spec.expert_type)
-        yield experts_of(f"{block}.ffn_up_exps", hidden, width, spec.expert_type)
-        yield experts_of(
-            f"{block}.ffn_down_exps", width, hidden, spec.down_type or spec.expert_type
-        )
+        if fused:
+            yield experts_of(f"{block}.ffn_gate_up_exps", 2 * hidden, width, spec.expert_type)
+            yield matrix(f"{block}.ffn_gate_shexp", hidden, width)
+            yield matrix(f"{block}.ffn_up_shexp", hidden, width)
+            yield matrix(f"{block}.ffn_down_shexp", width, hidden)
+        else:
+            yield experts_of(f"{block}.ffn_gate_exps", hidden, width, spec.expert_type)
+            yield experts_of(f"{block}.ffn_up_exps", hidden, width, spec.expert_type)
+        yield experts_of(f"{block}.ffn_down_exps", width, hidden, down_type)
         if oss:
             yield bias(f"{block}.ffn_gate_inp.bias", experts)
             yield bias(f"{block}.ffn_gate_exps.bias", experts, hidden)
