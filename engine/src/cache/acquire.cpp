@@ -98,7 +98,7 @@ void Cache::Impl::ask_for(Acquisition& acquisition, Slices slices) {
         for (uint32_t s = slices.first; s < std::min<uint32_t>(slices.end, slot.slice_count); ++s) {
             const ReadKey key{s - slices.first, acquisition.sequence_, entry.position, slot.number,
                               s};
-            const Got got = request(slot, s, key);
+            const Got got = request(slot, s, key, 1);
             all_there = all_there && got == Got::there;
             missed = missed || got == Got::queued;
         }
@@ -140,19 +140,22 @@ Slot* Cache::Impl::make_room(uint32_t unit, uint64_t min_age, bool drop_queued) 
     abandon(slot);
     ++layer_of(*victim).evictions;
     stats_.prefetch_dropped += slot.speculative ? 1 : 0;
+    errors_.erase(errors_.lower_bound({slot.number, 0}), errors_.lower_bound({slot.number + 1, 0}));
     slots_.evict(slot);
     return &slot;
 }
 
-// Asks for one slice of a unit in a slot; `key`: where its reads go if they must be queued.
-Cache::Impl::Got Cache::Impl::request(Slot& slot, uint32_t s, const ReadKey& key) {
+// Asks for one slice of a unit in a slot; `key`: where its reads go if they must be queued;
+// `own_pins`: how many of the slot's pins are the caller's.
+Cache::Impl::Got Cache::Impl::request(Slot& slot, uint32_t s, const ReadKey& key,
+                                      uint32_t own_pins) {
     SlotSlice& slice = slot.slices[s];
     if (slice.state.ready()) {
         return Got::there;
     }
     if (slice.state.failed()) {
-        if (slot.pins > 1 || !slice.state.idle()) {
-            return Got::coming; // as a failure, for those who look at it now
+        if (slot.pins > own_pins || !slice.state.idle()) {
+            return Got::coming; // others look at the failure now
         }
         slice.state.clear();
         slice.next = 0;
@@ -253,7 +256,7 @@ size_t Cache::Impl::prefetch(const uint32_t* units, size_t n, Slices slices) {
                 // Slice by slice within one call, call after call.
                 const auto place = static_cast<uint32_t>((s - slices.first) * n + k);
                 const ReadKey key{background_stage, sequence_, place, slot->number, s};
-                queued = request(*slot, s, key) == Got::queued || queued;
+                queued = request(*slot, s, key, 0) == Got::queued || queued;
             }
             slot->speculative = slot->speculative || !present;
             stats_.prefetched += queued ? 1 : 0;
@@ -284,8 +287,8 @@ size_t Cache::Impl::warm(const std::vector<uint32_t>& hottest_first) {
         }
         for (size_t k = 0; k < slots.size(); ++k) {
             for (uint32_t s = 0; s < slots[k]->slice_count; ++s) {
-                request(*slots[k], s,
-                        {background_stage, sequence_, static_cast<uint32_t>(k), slots[k]->number, s});
+                const auto place = static_cast<uint32_t>(k);
+                request(*slots[k], s, {background_stage, sequence_, place, slots[k]->number, s}, 0);
             }
         }
         stats_.prefetched += slots.size();

@@ -14,7 +14,7 @@ namespace moetuner {
 namespace {
 
 constexpr uint64_t huge_page = 2ULL << 20;
-constexpr uint64_t lock_step = 32ULL << 20;
+constexpr uint64_t lock_step = 1ULL << 20; // finer than any limit worth having
 constexpr unsigned lock_on_fault = 1; // MLOCK_ONFAULT: glibc shows it to _GNU_SOURCE only
 
 int lock_pages(void* base, uint64_t bytes) {

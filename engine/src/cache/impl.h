@@ -71,7 +71,7 @@ struct Cache::Impl final : Source {
     void ask_for(Acquisition& acquisition, Slices slices);
     Slot* make_room(uint32_t unit, uint64_t min_age, bool drop_queued);
     Slot* bring_in(uint32_t unit, uint64_t min_age, bool drop_queued);
-    Got request(Slot& slot, uint32_t slice, const ReadKey& key);
+    Got request(Slot& slot, uint32_t slice, const ReadKey& key, uint32_t own_pins);
     void abandon(Slot& slot);
     void abandon_speculation(uint32_t unit);
     bool someone_waits_for_room() const { return next_ticket_ != serving_; }
