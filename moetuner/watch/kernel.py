@@ -99,9 +99,9 @@ class UprobePmu:
     def attach(self, path: str, offset: int, program_fd: int, *, on_return: bool) -> int:
         """Runs the program at `offset` bytes into the file, in every process; returns a descriptor.
 
-        Closing the descriptor detaches. OSError: EACCES/EPERM without CAP_SYS_ADMIN (newer kernels)
-        or CAP_PERFMON, EINVAL
-        for an offset that is no instruction the kernel can probe, ENOENT for the path.
+        Closing the descriptor detaches. OSError: EACCES/EPERM without CAP_SYS_ADMIN (newer
+        kernels) or CAP_PERFMON, EINVAL for an offset that is no instruction the kernel can
+        probe, ENOENT for the path.
         """
         path_bytes = ctypes.create_string_buffer(os.fsencode(path))
         attr = PerfEventAttr(
