@@ -8,12 +8,16 @@ the file over and over until the new value is there: its resolution is a few µs
 - poller: looks at a counter that the caller raises, every 100 ms, and writes.
 - bpftrace: prints on entry; a Python program reads its pipe, and writes.
 
+- busy: the daemon alone again, while a spinning process for each core competes with it,
+  as llama.cpp's compute threads do.
+
 Figures: p50 and p99 of each in milliseconds, and the number of transitions.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -77,14 +81,15 @@ def main() -> int:
             ]
         )
         tracer, reader = _bpftrace(native.plain, bpftrace_file)
+        spinners: list[subprocess.Popen[bytes]] = []
         try:
             daemon.start(native.watched)
             caller("call 1")  # the process is judged once, before anything is measured
             times: dict[str, list[float]] = {"daemon": [], "poller": [], "bpftrace": []}
+            command = f"until {daemon.board.min_freq} {common.RAISED}"
             for done in range(options.transitions):
                 common.wait_for(daemon.board.min_freq, IDLE)
                 time.sleep(HOLD_S)
-                command = f"until {daemon.board.min_freq} {common.RAISED}"
                 times["daemon"].append(caller(command))
                 bpftrace_file.write_text(IDLE)
                 times["bpftrace"].append(plain(f"until {bpftrace_file} {common.RAISED}"))
@@ -96,8 +101,18 @@ def main() -> int:
                 times["poller"].append(time.monotonic() - started)
                 if (done + 1) % 50 == 0:
                     say(f"{done + 1} of {options.transitions} transitions")
+            say("the daemon alone, with all cores busy")
+            spinners = [
+                subprocess.Popen([sys.executable, "-c", "while True: pass"])
+                for _ in range(os.cpu_count() or 1)
+            ]
+            times["busy"] = []
+            for _ in range(max(1, options.transitions // 5)):
+                common.wait_for(daemon.board.min_freq, IDLE)
+                time.sleep(HOLD_S)
+                times["busy"].append(caller(command))
         finally:
-            for process in (tracer, reader, poller):
+            for process in (tracer, reader, poller, *spinners):
                 process.kill()
                 process.wait()
             caller.close()
