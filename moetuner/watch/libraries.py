@@ -6,9 +6,9 @@ and in whatever mount namespace it was seen. Life of one:
     offered → examining (elf, then the inspector in its own process) → attached → forgotten
 
 Probes at old offsets would corrupt new code, so a file that is written in place is
-detached at the first write (inotify) and examined again when its writer closes it. A
-file that was deleted, or that lies in another mount namespace, is let go once no
-process maps it.
+detached at the first write (inotify), or once it is as long again (`_reaches`), and
+examined again when its writer closes it. A file that was deleted, or that lies in another
+mount namespace, is let go once no process maps it.
 
 Owner of all fields: the daemon's only thread.
 """
@@ -36,6 +36,7 @@ from moetuner.watch.program import Program
 
 Identity = tuple[int, int]
 _OVERFLOW = -1  # in place of a watch: inotify lost events
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 _REJECTED_LIMIT = 16384  # files remembered as none of ours until they change
 
 
@@ -53,8 +54,9 @@ class Library:
     returns: str = ""  # sites | uretprobe
     why: str = ""
     links: list[int] = field(default_factory=list)
+    highest: int = 0  # offset of any probe
     detaching: int = 0  # sets of links that are being closed
-    next: Places | None = None  # to attach at when they are
+    next: Places | None = None  # to attach at when no link is left
     watch: int | None = None
     pids: set[int] = field(default_factory=set)
 
@@ -156,6 +158,9 @@ class Libraries:
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             self._fail(library, f"cannot be examined: {printable(str(error))}")
             return
+        if not places.functions and library.links:
+            self._fail(library, "it was overwritten with something else")
+            return
         if not places.functions:  # it only calls them
             self._reject(library.identity, library.stamp)
             self._forget(library)
@@ -163,7 +168,7 @@ class Libraries:
         self._attach_after_detaching(library, places)
 
     def _attach_after_detaching(self, library: Library, places: Places) -> None:
-        if library.detaching:
+        if library.detaching or library.links:
             library.next = places
         else:
             self._attach(library, places)
@@ -208,16 +213,17 @@ class Libraries:
     def _link(self, library: Library, offset: int, program: str, *, on_return: bool) -> None:
         fd = self._program.fds[program]
         library.links.append(self._pmu.attach(library.handle, offset, fd, on_return=on_return))
+        library.highest = max(library.highest, offset)
 
     def _unlink(self, library: Library) -> None:
         links, library.links = library.links[::-1], []  # entries first, then returns
-        library.next = None
         if links:
             library.detaching += 1
             self._closer.close_all(links, lambda: self._unlinked(library))
 
     def _unlinked(self, library: Library) -> None:
         library.detaching -= 1
+        library.highest = 0
         places, library.next = library.next, None
         if places is not None:
             self._attach_after_detaching(library, places)
@@ -230,11 +236,14 @@ class Libraries:
     def _detach(self, library: Library, why: str) -> None:
         if library.links:
             self._log(f"no longer watching {library.path}: {why}", NOTICE)
-        self._unlink(library)
+        library.next = None
         self._inspections.cancel(library.identity)
+        if _reaches(library):
+            self._unlink(library)
         self._on_change()
 
     def _forget(self, library: Library) -> None:
+        library.next = None
         self._unlink(library)
         self._inspections.cancel(library.identity)
         if library.watch is not None:
@@ -253,6 +262,8 @@ class Libraries:
             if mask & IN_MODIFY and library.state != "changing":
                 self._detach(library, "it is being written to")
                 library.state = "changing"
+            elif library.links and library.state == "changing" and _reaches(library):
+                self._unlink(library)
             if mask & IN_CLOSE_WRITE and library.state == "changing":
                 self._inspect(library)
             elif mask & IN_CLOSE_WRITE and library.stamp != _stamp(library.fd):
@@ -268,8 +279,15 @@ class Libraries:
         retired = False
         for library in list(self.known.values()):
             library.pids = mapped.get(library.identity, set())
+            if library.state == "changing":
+                # truncate(2) has no close: two scans without a write are as good.
+                before, library.stamp = library.stamp, _stamp(library.fd)
+                if before == library.stamp:
+                    self._inspect(library)
             if library.pids or library.identity in self._inspections:
                 continue
+            if library.state != "attached":
+                self._unlink(library)  # what `_reaches` left
             deleted = os.fstat(library.fd).st_nlink == 0
             if deleted or library.foreign:
                 self._detach(
@@ -287,6 +305,17 @@ class Libraries:
         self._closer.close()
         self._selector.unregister(self._inotify.fileno())
         self._inotify.close()
+
+
+def _reaches(library: Library) -> bool:
+    """Whether the file is long enough for its probes to be removed.
+
+    The kernel cannot restore a page that a process maps and that the file, cut short, has
+    no more. It then keeps the probe with its copy of the instruction, and runs that when a
+    probe is set there again: in the new code, or in another file whose inode comes to lie
+    at the same address. Programs crash (seen on 6.18).
+    """
+    return os.fstat(library.fd).st_size > library.highest - library.highest % _PAGE
 
 
 def _stamp(fd: int) -> tuple[int, int]:

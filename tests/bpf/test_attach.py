@@ -189,7 +189,7 @@ def test_harmless_to_those_who_call(natives: Natives, start: Start, small: Path)
     driver.load(small)
     library = rig.attached(small)
     assert driver.ask("forever 4 decode") == "running"
-    for turn in range(16):
+    for turn in range(10):
         rig.watcher.libraries.set_returns("sites" if turn % 2 else "uretprobe")
         rig.until(lambda: library.state == "attached", "attached again")
     rig.close()

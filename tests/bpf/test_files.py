@@ -15,6 +15,7 @@ import pytest
 from tests.bpf.conftest import Start
 from tests.bpf.harness import Driver, Rig
 from tests.bpf.natives import Natives, copy
+from tests.support.listing import examine
 
 # What is told here does not depend on how returns are probed.
 pytestmark = [pytest.mark.root, pytest.mark.parametrize("rig", ["sites"], indirect=True)]
@@ -214,7 +215,6 @@ def test_rewritten_in_place(rig: Rig, natives: Natives, start: Start, small: Pat
     library = rig.attached(small)
     content = natives.small("-DPADDED").read_bytes()
     with small.open("r+b", buffering=0) as file:
-        file.truncate(0)
         file.write(content[:1000])
         rig.until(lambda: library.state == "changing", "the first write is noticed")
         assert library.links == []
@@ -227,6 +227,54 @@ def test_rewritten_in_place(rig: Rig, natives: Natives, start: Start, small: Pat
     new.load(small)
     assert rig.attached(small) is library
     calls(rig, new)
+
+
+def test_cut_short_and_rewritten(rig: Rig, natives: Natives, start: Start, small: Path) -> None:
+    """As cp does it. While the probed page is missing the kernel cannot remove its probe,
+    and would run the old instruction at the new code's place."""
+    old = start()
+    old.load(small)
+    library = rig.attached(small)
+    before, after = examine(small), examine(natives.small("-DFLAT"))
+    assert before.entries == after.entries, "the same place, but another instruction"
+    content = natives.small("-DFLAT").read_bytes()
+    with small.open("r+b", buffering=0) as file:
+        file.truncate(0)
+        rig.until(lambda: library.state == "changing", "noticed")
+        file.write(content[:1000])
+        rig.settle()
+        assert library.links, "not yet"
+        file.write(content[1000:])
+        rig.until(lambda: not library.links and not library.detaching, "removed")
+    new = start()
+    new.load(small)
+    assert rig.attached(small) is library
+    calls(rig, new)
+
+
+def test_cut_short_for_good(rig: Rig, natives: Natives, start: Start, small: Path) -> None:
+    driver = start()
+    driver.load(small)
+    library = rig.attached(small)
+    with small.open("r+b") as file:
+        file.truncate(100)
+    rig.until(lambda: library.state == "failed", "examined in vain")
+    assert library.links, "somebody maps it"
+    driver.kill()
+    rig.rescan()
+    rig.until(lambda: not library.links and not library.detaching, "removed")
+
+
+def test_changed_without_a_close(rig: Rig, start: Start, small: Path) -> None:
+    driver = start()
+    driver.load(small)
+    library = rig.attached(small)
+    os.truncate(small, small.stat().st_size + 1)
+    rig.until(lambda: library.state == "changing", "noticed")
+    for _ in range(2):
+        rig.rescan()
+    rig.attached(small)
+    calls(rig, driver)
 
 
 def test_rewritten_through_a_mapping(rig: Rig, natives: Natives, start: Start, small: Path) -> None:

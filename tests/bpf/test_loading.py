@@ -178,7 +178,7 @@ def test_the_working_directory_is_not_trusted(
 def test_load_and_close_leave_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     load().close()
     before = descriptors()
-    for _ in range(3):
+    for _ in range(2):
         program = load()
         assert set(program.fds) == {
             *layout.MAPS,

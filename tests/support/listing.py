@@ -1,17 +1,26 @@
-"""Machine code as objdump lists it: another opinion on where functions return."""
+"""Where functions begin and return: the inspector's opinion, and objdump's."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
 
 from moetuner.watch import layout
+from moetuner.watch.places import Places
+from moetuner.watch.survey import inspect
 
 _JUMP = re.compile(
     r"(?:bnd |notrack )?(?:j\w+|b|b\.\w+|cbn?z|tbn?z)\s.*<([^>+@]+)(?:@@?\w+)?(?:\+0x[0-9a-f]+)?>"
 )
 _RETURN = re.compile(r"(?:bnd |repz )?ret\b")
+
+
+def examine(path: Path) -> Places:
+    """The inspector's answer, checked as the daemon does."""
+    with path.open("rb") as file:
+        return Places.parse(json.loads(inspect(file.fileno())), path.stat().st_size)
 
 
 class Listing:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 import subprocess
@@ -16,18 +15,12 @@ from hypothesis import strategies as st
 
 from moetuner.watch import layout
 from moetuner.watch.places import Places
-from moetuner.watch.survey import inspect
-from tests.support.listing import Listing
+from tests.support.listing import Listing, examine
 
 # Libraries with their listings; the script `build` beside them makes both.
 ARM64 = Path(__file__).parent.parent / "bpf" / "native" / "aarch64"
 CLEAR = ["plain", "plain-O0", "shapes", "shapes-O0", "shapes-Os", "shapes-protected"]
 CLEAR += ["shapes-frames", "loop"]
-
-
-def examine(path: Path) -> Places:
-    with path.open("rb") as file:
-        return Places.parse(json.loads(inspect(file.fileno())), path.stat().st_size)
 
 
 def listing(name: str) -> Listing:

@@ -13,7 +13,13 @@ extern "C" long padding(long x) {
 }
 #endif
 
+#ifdef FLAT /* the same place, another instruction */
+extern "C" long llama_decode(inside_t, long x) {
+    return 10 * x;
+}
+#else
 DEFINE(llama_decode, 0)
+#endif
 #ifndef ONE /* as few probes as possible: the kernel takes its time to remove each */
 DEFINE(llama_process, 1)
 DEFINE(llama_synchronize, 2)
