@@ -95,7 +95,7 @@ ELF64 = {
 }
 
 
-@pytest.mark.parametrize("value", [0, 1, 0xFFFF, 2**63 - 1, 2**64 - 1])
+@pytest.mark.parametrize("value", [0, 0xFFFF, 2**64 - 1])
 @pytest.mark.parametrize("field", ELF64)
 def test_absurd_headers(tmp_path: Path, library: bytes, field: str, value: int) -> None:
     at, form = ELF64[field]
@@ -107,7 +107,7 @@ def test_absurd_headers(tmp_path: Path, library: bytes, field: str, value: int) 
 SECTION = {"sh_offset": 24, "sh_size": 32, "sh_link": 40, "sh_entsize": 56}
 
 
-@pytest.mark.parametrize("value", [0, 1, 24, 2**40, 2**64 - 1])
+@pytest.mark.parametrize("value", [0, 24, 2**40, 2**64 - 1])
 @pytest.mark.parametrize("field", SECTION)
 def test_absurd_sections(tmp_path: Path, library: bytes, field: str, value: int) -> None:
     data = bytearray(library)
@@ -124,7 +124,7 @@ def test_absurd_sections(tmp_path: Path, library: bytes, field: str, value: int)
     assert answer(tmp_path / "x", bytes(data))
 
 
-@pytest.mark.parametrize("value", [0, 1, 2**20, 2**40, 2**64 - 1])
+@pytest.mark.parametrize("value", [0, 1, 2**40, 2**64 - 1])
 @pytest.mark.parametrize("field", ["st_value", "st_size"])
 def test_absurd_symbols(tmp_path: Path, library: bytes, field: str, value: int) -> None:
     """Each symbol table entry of a function lies."""
@@ -178,7 +178,7 @@ def test_32_bit(tmp_path: Path, library: bytes) -> None:
     assert isinstance(found, str) or not found.functions
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_mutations(tmp_path: Path, library: bytes, data: st.DataObject) -> None:
     mutated = bytearray(library)

@@ -83,7 +83,7 @@ def test_root_without_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     error = loader.explain(Exception(LOAD + "Operation not permitted"), [], SOURCE)
     assert isinstance(error, MissingRequirement)
-    assert "CAP_BPF" in (error.hint or "")
+    assert "CAP_SYS_ADMIN" in (error.hint or "")
 
 
 @pytest.mark.parametrize(
