@@ -1,471 +1,298 @@
 #include "ggml/computer.h"
 
 #include <algorithm>
-#include <cstring>
-#include <dlfcn.h>
 #include <numeric>
-
-#include "ggml-backend-impl.h"
 
 namespace moetuner {
 namespace {
 
-// Stock takes its tiled kernel (x86, some types) from this many rows of an expert on, and
-// plain dot products below (ggml-cpu: tiled.h). From here on we let stock do it.
-constexpr size_t delegate_rows = 8;
-constexpr int64_t chunk_rows = 64; // rows of a matrix that a thread takes at a time
-constexpr size_t max_nodes = 8192;
+// A split has some ten nodes, each layer at most four of our own beside them.
+constexpr size_t max_nodes = 1024;
 // With this many tokens nearly every expert of the next layer will be used.
 constexpr int64_t read_ahead_tokens = 32;
 
-// One row of the right-hand side: its place in the ids (column) and its token.
-struct Row {
-    int32_t column;
-    int32_t token;
-};
+ggml_context* new_context(size_t bytes) {
+    ggml_init_params parameters{};
+    parameters.mem_size = bytes;
+    parameters.no_alloc = true;
+    ggml_context* context = ggml_init(parameters);
+    if (context == nullptr) {
+        throw Error("no memory for the graphs of the expert cache");
+    }
+    return context;
+}
+
+bool does_nothing(const ggml_tensor& node) {
+    return node.op == GGML_OP_NONE || node.op == GGML_OP_VIEW || node.op == GGML_OP_RESHAPE ||
+           node.op == GGML_OP_PERMUTE || node.op == GGML_OP_TRANSPOSE;
+}
 
 } // namespace
 
-Cpu Cpu::find() {
-    Cpu cpu;
-    cpu.device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    if (cpu.device == nullptr) {
-        throw Error("no CPU backend is loaded");
-    }
-    // Not linked: a program may have loaded one of several builds of it. The library is the
-    // one that holds the device's own functions.
-    Dl_info info{};
-    void* inside = reinterpret_cast<void*>(cpu.device->iface.get_name);
-    void* library = dladdr(inside, &info) != 0 ? dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD)
-                                               : nullptr;
-    void* symbol = library != nullptr ? dlsym(library, "ggml_get_type_traits_cpu") : nullptr;
-    if (symbol == nullptr) {
-        throw Error("the CPU backend has no ggml_get_type_traits_cpu");
-    }
-    cpu.traits = reinterpret_cast<const ggml_type_traits_cpu* (*)(ggml_type)>(symbol);
-    return cpu;
-}
+// Products that follow each other in the graph and differ only in their weights (gate, up).
+// Nothing becomes free between them, so the result of the second cannot lie where the first
+// still reads, and they can be computed as one operation.
+struct Computer::Run {
+    Weights* weights = nullptr;
+    std::vector<ggml_tensor*> nodes;
+    std::vector<const Matrix*> matrices;
+    Slices slices; // from the least to the greatest
 
-// The rows of one expert.
-struct Computer::Gathered {
-    Product* product = nullptr;
-    size_t entry = 0; // in the acquisition
-    std::vector<Row> rows;
-    std::shared_ptr<float[]> memory; // of input and output
-    float* input = nullptr;          // delegated: rows of the right-hand side, one after another
-    float* output = nullptr;         // and the result's
-
-    void gather(int ith, int nth);
-    void scatter(int ith, int nth) const;
+    const ggml_tensor& ids() const { return *nodes.front()->src[2]; }
+    const Matrix& matrix() const { return *matrices.front(); }
 };
-
-// One product, or the part of it that a round has units for. Lives until it was computed.
-// Written by the builder before the graph runs; `next` and `failed` also by the threads
-// that run it, relaxed: ggml's barrier after each node orders all that depends on them.
-struct Computer::Product {
-    const ggml_tensor* node = nullptr;
-    const Matrix* matrix = nullptr;
-    const Acquisition* units = nullptr;
-    const ggml_type_traits_cpu* traits = nullptr;
-    ggml_from_float_t from_float = nullptr; // null: the right-hand side is used as it is
-    size_t row_size = 0;                    // of the right-hand side as it is multiplied
-    std::vector<std::byte> quantized;
-    std::vector<Gathered> plain;
-    std::vector<Gathered> delegated;
-    int64_t chunks = 0; // of one expert
-    std::atomic<int64_t> next{0};
-    std::atomic<bool> failed{false};
-
-    const ggml_tensor* right() const { return node->src[1]; }
-
-    const std::byte* column(const Row& row) const {
-        const ggml_tensor* b = right();
-        const int64_t i11 = row.column % b->ne[1];
-        if (from_float != nullptr) {
-            return quantized.data() +
-                   static_cast<size_t>(i11 + row.token * b->ne[1]) * row_size;
-        }
-        return raw(row);
-    }
-
-    const std::byte* raw(const Row& row) const {
-        const ggml_tensor* b = right();
-        const int64_t i11 = row.column % b->ne[1];
-        return static_cast<const std::byte*>(b->data) + static_cast<size_t>(i11) * b->nb[1] +
-               static_cast<size_t>(row.token) * b->nb[2];
-    }
-
-    float* result(const Row& row) const {
-        return reinterpret_cast<float*>(static_cast<std::byte*>(node->data) +
-                                        static_cast<size_t>(row.column) * node->nb[1] +
-                                        static_cast<size_t>(row.token) * node->nb[2]);
-    }
-
-    // Stock splits each row between the threads at blocks; the result is the same, because
-    // blocks are quantised independently.
-    void quantize(int ith, int nth) {
-        const ggml_tensor* b = right();
-        const int64_t rows = b->ne[1] * b->ne[2];
-        const int64_t from = rows * ith / nth;
-        const int64_t to = rows * (ith + 1) / nth;
-        if (rows >= nth) {
-            for (int64_t r = from; r < to; ++r) {
-                quantize(r, 0, b->ne[0]);
-            }
-            return;
-        }
-        const int64_t block = ggml_blck_size(traits->vec_dot_type);
-        const int64_t blocks = b->ne[0] / block;
-        const int64_t begin = blocks * ith / nth * block;
-        const int64_t end = blocks * (ith + 1) / nth * block;
-        for (int64_t r = 0; r < rows; ++r) {
-            quantize(r, begin, end);
-        }
-    }
-
-    void quantize(int64_t row, int64_t begin, int64_t end) {
-        const ggml_tensor* b = right();
-        const auto* input = reinterpret_cast<const float*>(
-            static_cast<const std::byte*>(b->data) +
-            static_cast<size_t>(row % b->ne[1]) * b->nb[1] +
-            static_cast<size_t>(row / b->ne[1]) * b->nb[2]);
-        std::byte* output = quantized.data() + static_cast<size_t>(row) * row_size +
-                            ggml_row_size(traits->vec_dot_type, begin);
-        if (end > begin) {
-            from_float(input + begin, output, end - begin);
-        }
-    }
-
-    void multiply_plain() {
-        const ggml_tensor* a = node->src[0];
-        const int64_t total = chunks * static_cast<int64_t>(plain.size());
-        for (int64_t chunk; (chunk = next.fetch_add(1, std::memory_order_relaxed)) < total;) {
-            const Gathered& expert = plain[static_cast<size_t>(chunk / chunks)];
-            const int64_t begin = chunk % chunks * chunk_rows;
-            const int64_t end = std::min(begin + chunk_rows, a->ne[1]);
-            // Piece by piece: the rows that are there need not wait for the others.
-            if (units->wait_arrived(expert.entry, matrix->slice,
-                                    static_cast<uint64_t>(end) * a->nb[1]) == 0) {
-                failed.store(true, std::memory_order_relaxed);
-                continue;
-            }
-            const auto* rows = static_cast<const std::byte*>(units->data(expert.entry, matrix->slice));
-            for (const Row& row : expert.rows) {
-                const std::byte* right = column(row);
-                float* out = result(row);
-                for (int64_t r = begin; r < end; ++r) {
-                    traits->vec_dot(static_cast<int>(a->ne[0]), out + r, 0,
-                                    rows + static_cast<size_t>(r) * a->nb[1], 0, right, 0, 1);
-                }
-            }
-        }
-    }
-};
-
-void Computer::Gathered::gather(int ith, int nth) {
-    const ggml_tensor* b = product->right();
-    const auto width = static_cast<size_t>(b->ne[0]);
-    for (size_t r = static_cast<size_t>(ith); r < rows.size(); r += static_cast<size_t>(nth)) {
-        std::memcpy(input + r * width, product->raw(rows[r]), width * sizeof(float));
-    }
-    // All threads wait here, so that none spins at the barrier meanwhile.
-    if (product->units->wait(entry, product->matrix->slice) == nullptr) {
-        product->failed.store(true, std::memory_order_relaxed);
-    }
-}
-
-void Computer::Gathered::scatter(int ith, int nth) const {
-    const auto width = static_cast<size_t>(product->node->ne[0]);
-    for (size_t r = static_cast<size_t>(ith); r < rows.size(); r += static_cast<size_t>(nth)) {
-        std::memcpy(product->result(rows[r]), output + r * width, width * sizeof(float));
-    }
-}
 
 Computer::Computer(const Cpu& cpu, Finder finder, Log log)
-    : cpu_(cpu), finder_(std::move(finder)), log_(std::move(log)),
-      backend_(ggml_backend_dev_init(cpu.device, nullptr)) {
-    if (backend_ == nullptr) {
-        throw Error("the CPU backend cannot be started a second time");
-    }
-    ggml_init_params parameters{};
-    parameters.mem_size =
-        max_nodes * 4 * ggml_tensor_overhead() + ggml_graph_overhead_custom(max_nodes, false);
-    parameters.no_alloc = true;
-    context_ = ggml_init(parameters);
-    if (context_ == nullptr) {
-        ggml_backend_free(backend_);
-        throw Error("no memory for the graphs of the expert cache");
-    }
-}
+    : cpu_(cpu), finder_(std::move(finder)), log_(std::move(log)), backend_(cpu),
+      graph_context_(new_context(ggml_graph_overhead_custom(max_nodes, false))),
+      node_context_(new_context(max_nodes * ggml_tensor_overhead())),
+      pending_(ggml_new_graph_custom(graph_context_.get(), max_nodes, false)) {}
 
 Computer::~Computer() {
     release();
-    ggml_free(context_);
-    ggml_backend_free(backend_);
-}
-
-void Computer::set_threads(int threads) {
-    ggml_backend_reg_t registry = ggml_backend_dev_backend_reg(cpu_.device);
-    const auto set = reinterpret_cast<ggml_backend_set_n_threads_t>(
-        ggml_backend_reg_get_proc_address(registry, "ggml_backend_set_n_threads"));
-    if (set != nullptr) {
-        set(backend_, threads);
-    }
 }
 
 ggml_status Computer::compute(ggml_cgraph* graph) {
-    failed_ = false;
+    // Whatever happens, nothing of this graph is left for the next one.
+    struct Cleanup {
+        Computer& computer;
+        ~Cleanup() {
+            computer.forget();
+            computer.release();
+        }
+    } cleanup{*this};
+    status_ = GGML_STATUS_SUCCESS;
     const int count = ggml_graph_n_nodes(graph);
-    for (int i = 0; i < count && !failed_; ++i) {
-        ggml_tensor* node = ggml_graph_node(graph, i);
-        if (node->op == GGML_OP_MUL_MAT_ID) {
-            const Found found = finder_(*node->src[0]);
-            if (found.matrix != nullptr) {
-                multiply(node, found);
-                continue;
-            }
-        }
-        add_node(node);
-    }
-    flush();
-    release();
-    return failed_ ? GGML_STATUS_FAILED : GGML_STATUS_SUCCESS;
-}
-
-void Computer::add_node(ggml_tensor* node) {
-    if (pending_ == nullptr) {
-        pending_ = ggml_new_graph_custom(context_, max_nodes, false);
-    }
-    ggml_graph_add_node(pending_, node);
-    ++nodes_;
-}
-
-void Computer::add_custom(ggml_custom_op_t function, void* task) {
-    if (pending_ == nullptr) {
-        pending_ = ggml_new_graph_custom(context_, max_nodes, false);
-    }
-    ggml_tensor* node = ggml_custom_4d(context_, GGML_TYPE_I8, 1, 1, 1, 1, nullptr, 0, function,
-                                       GGML_N_TASKS_MAX, task);
-    node->flags |= GGML_TENSOR_FLAG_COMPUTE;
-    add_node(node);
-}
-
-bool Computer::flush() {
-    if (pending_ != nullptr) {
-        if (ggml_backend_graph_compute(backend_, pending_) != GGML_STATUS_SUCCESS) {
-            failed_ = true;
-        }
-    }
-    for (const auto& product : products_) {
-        if (!product->failed.load(std::memory_order_relaxed)) {
+    for (int i = 0; i < count && status_ == GGML_STATUS_SUCCESS;) {
+        const Run run = take_run(graph, i);
+        if (!run.nodes.empty()) {
+            multiply(run);
+            i += static_cast<int>(run.nodes.size());
             continue;
         }
-        failed_ = true;
-        for (size_t i = 0; i < product->units->size(); ++i) {
-            const std::string error = product->units->error(i, product->matrix->slice);
-            if (!error.empty()) {
-                log_(LogLevel::error, product->matrix->name + ": " + error);
-                break;
-            }
+        ggml_tensor* node = ggml_graph_node(graph, i++);
+        if (!does_nothing(*node)) {
+            add_node(node);
         }
     }
-    products_.clear();
-    pending_ = nullptr;
-    nodes_ = 0;
-    ggml_reset(context_);
-    return !failed_;
+    flush();
+    return status_;
 }
 
-void Computer::multiply(ggml_tensor* node, const Found& found) {
-    const ggml_tensor* a = node->src[0];
-    const ggml_tensor* b = node->src[1];
-    const ggml_tensor* ids = node->src[2];
-    Cache& cache = found.weights->cache();
-
-    auto whole = std::make_unique<Product>();
-    whole->node = node;
-    whole->matrix = found.matrix;
-    whole->traits = cpu_.traits(a->type);
-    if (whole->traits->vec_dot_type != b->type) {
-        whole->from_float = cpu_.traits(whole->traits->vec_dot_type)->from_float;
-        whole->row_size = ggml_row_size(whole->traits->vec_dot_type, b->ne[0]);
-    }
-    whole->chunks = (a->ne[1] + chunk_rows - 1) / chunk_rows;
-
-    // Rows by expert; `plain` holds them all until it is known which are delegated.
-    std::vector<int> place(static_cast<size_t>(a->ne[2]), -1);
-    std::vector<uint32_t> units;
-    for (int32_t token = 0; token < ids->ne[1]; ++token) {
-        for (int32_t column = 0; column < ids->ne[0]; ++column) {
-            int32_t expert;
-            std::memcpy(&expert,
-                        static_cast<const std::byte*>(ids->data) +
-                            static_cast<size_t>(token) * ids->nb[1] +
-                            static_cast<size_t>(column) * ids->nb[0],
-                        sizeof expert);
-            GGML_ASSERT(expert >= 0 && expert < a->ne[2]);
-            int& at = place[static_cast<size_t>(expert)];
-            if (at < 0) {
-                at = static_cast<int>(units.size());
-                units.push_back(found.matrix->first + static_cast<uint32_t>(expert));
-                whole->plain.emplace_back();
-            }
-            whole->plain[static_cast<size_t>(at)].rows.push_back({column, token});
+Computer::Run Computer::take_run(ggml_cgraph* graph, int begin) const {
+    Run run;
+    for (int i = begin; i < ggml_graph_n_nodes(graph); ++i) {
+        ggml_tensor* node = ggml_graph_node(graph, i);
+        if (node->op != GGML_OP_MUL_MAT_ID) {
+            break;
         }
+        const Found found = finder_(*node->src[0]);
+        if (found.matrix == nullptr) {
+            break;
+        }
+        if (!run.nodes.empty() &&
+            (node->src[1] != run.nodes[0]->src[1] || node->src[2] != run.nodes[0]->src[2] ||
+             found.weights != run.weights || !found.matrix->same_experts(run.matrix()))) {
+            break;
+        }
+        run.weights = found.weights;
+        run.nodes.push_back(node);
+        run.matrices.push_back(found.matrix);
     }
+    return run;
+}
 
-    const bool same_layer = pinned_cache_ == &cache && pinned_ids_ == ids &&
-                            pinned_first_ == found.matrix->first;
+void Computer::multiply(const Run& found) {
+    Cache& cache = found.weights->cache(); // units are numbered from here on
+    Run run = found;
+    run.slices = {max_slices, 0};
+    for (const Matrix* matrix : run.matrices) {
+        run.slices.first = std::min(run.slices.first, matrix->slice);
+        run.slices.end = std::max(run.slices.end, matrix->slice + 1);
+    }
+    const bool same_layer = pinned_cache_ == &cache && pinned_ids_ == &run.ids() &&
+                            pinned_first_ == run.matrix().first &&
+                            pinned_slice_ <= run.slices.first;
     if (!same_layer) {
-        if (pinned_cache_ != nullptr) {
-            if (!flush()) {
-                return;
-            }
-            release();
-        }
-        if (units.size() > cache.slots_for(units.front())) {
-            multiply_in_rounds(node, found, *whole, units);
+        if (!flush()) { // the ids may be among what is pending
             return;
         }
-        pinned_ = cache.acquire(units.data(), units.size(), {found.matrix->slice});
-        pinned_cache_ = &cache;
-        pinned_ids_ = ids;
-        pinned_first_ = found.matrix->first;
-        if (!pinned_.rest().empty()) { // other contexts hold slots
-            release();
-            multiply_in_rounds(node, found, *whole, units);
+        release();
+        routing_.read(run.ids(), run.matrix().experts);
+        std::vector<uint32_t> units;
+        for (const uint32_t expert : routing_.experts) {
+            units.push_back(run.matrix().first + expert);
+        }
+        if (units.empty()) {
             return;
         }
-        if (ids->ne[1] >= read_ahead_tokens) {
-            read_ahead(found, units.size());
+        if (units.size() <= cache.slots_for(units.front())) {
+            acquire(run, cache, units);
+        }
+        if (pinned_cache_ == nullptr) {
+            multiply_in_rounds(run, cache, units);
+            return;
         }
     }
-    std::vector<Gathered> experts = std::move(whole->plain);
-    whole->plain.clear();
-    whole->units = &pinned_;
-    take(*whole, experts);
-    add_product(std::move(whole));
+    std::vector<uint32_t> places(pinned_.size());
+    std::iota(places.begin(), places.end(), 0U);
+    add_task(run, pinned_, places);
 }
 
-void Computer::multiply_in_rounds(ggml_tensor* node, const Found& found, const Product& whole,
+void Computer::acquire(const Run& run, Cache& cache, const std::vector<uint32_t>& units) {
+    pinned_ = cache.acquire(units.data(), units.size(), {run.slices.first});
+    if (!pinned_.rest().empty()) { // other contexts hold slots
+        cache.release(pinned_);
+        return;
+    }
+    pinned_cache_ = &cache;
+    pinned_ids_ = &run.ids();
+    pinned_first_ = run.matrix().first;
+    pinned_slice_ = run.slices.first;
+    if (run.ids().ne[1] >= read_ahead_tokens) {
+        read_ahead(run, cache, units.size());
+    }
+}
+
+void Computer::multiply_in_rounds(const Run& run, Cache& cache,
                                   const std::vector<uint32_t>& units) {
-    Cache& cache = found.weights->cache();
     std::vector<uint32_t> left(units.size()); // places in `units`
     std::iota(left.begin(), left.end(), 0U);
-    const unsigned slice = found.matrix->slice;
-    while (!left.empty() && flush()) {
+    while (!left.empty()) {
         std::vector<uint32_t> wanted;
-        for (const uint32_t i : left) {
-            wanted.push_back(units[i]);
+        for (const uint32_t place : left) {
+            wanted.push_back(units[place]);
         }
-        Acquisition round = cache.acquire(wanted.data(), wanted.size(), {slice, slice + 1});
-        auto part = std::make_unique<Product>();
-        part->node = node;
-        part->matrix = whole.matrix;
-        part->traits = whole.traits;
-        part->from_float = whole.from_float;
-        part->row_size = whole.row_size;
-        part->chunks = whole.chunks;
-        part->units = &round;
-        std::vector<Gathered> experts;
+        Acquisition round = cache.acquire(wanted.data(), wanted.size(), run.slices);
+        std::vector<uint32_t> places;
         for (size_t i = 0; i < round.size(); ++i) {
-            experts.push_back(whole.plain[left[round.position(i)]]);
+            places.push_back(left[round.position(i)]);
         }
-        take(*part, experts);
-        add_product(std::move(part));
         std::vector<uint32_t> rest;
         for (const uint32_t position : round.rest()) {
             rest.push_back(left[position]);
         }
-        flush();
+        add_task(run, round, places);
+        if (!flush()) {
+            return;
+        }
         cache.release(round);
         left = std::move(rest);
     }
 }
 
-// Distributes the experts, entry i of the acquisition each, between plain and delegated:
-// ready ones first.
-void Computer::take(Product& product, std::vector<Gathered>& experts) {
-    std::vector<uint32_t> order(experts.size());
-    product.units->ready_first(product.matrix->slice, order.data());
-    for (const uint32_t i : order) {
-        experts[i].entry = i;
-        auto& list = experts[i].rows.size() < delegate_rows ? product.plain : product.delegated;
-        list.push_back(std::move(experts[i]));
+// `places`: for each unit of the acquisition, where its expert is in routing_.
+void Computer::add_task(const Run& run, const Acquisition& units,
+                        const std::vector<uint32_t>& places) {
+    const ggml_tensor& b = *run.nodes.front()->src[1];
+    size_t scratch = 0;
+    std::vector<Product*> products;
+    for (size_t k = 0; k < run.nodes.size(); ++k) {
+        ggml_tensor* node = run.nodes[k];
+        Product& product = products_.emplace_back();
+        product.node = node;
+        product.matrix = run.matrices[k];
+        product.traits = cpu_.traits(node->src[0]->type);
+        product.right = &right_side(b, product.traits->vec_dot_type);
+        product.units = &units;
+        if (cpu_.tiled_scratch != nullptr && product.right->from_float != nullptr) {
+            const size_t bytes = cpu_.tiled_scratch(backend_.threads(), node);
+            product.tiled = bytes > 0;
+            scratch = std::max(scratch, bytes);
+        }
+        products.push_back(&product);
     }
-}
-
-void Computer::add_product(std::unique_ptr<Product> owned) {
-    Product* product = owned.get();
-    if (nodes_ + 2 + 3 * product->delegated.size() > max_nodes) {
-        const bool in_round = product->units != &pinned_;
-        GGML_ASSERT(!in_round); // a round begins with an empty graph
-        if (!flush()) {
-            return;
+    Task& task = tasks_.emplace_back(
+        cpu_, scratch > 0 ? reinterpret_cast<char*>(scratch_.take(scratch)) : nullptr);
+    // What is ready of gate, then of up; then what is late of gate, then of up.
+    std::vector<uint32_t> order(units.size());
+    for (Product* product : products) {
+        const size_t ready = units.ready_first(product->matrix->slice, order.data());
+        for (size_t i = 0; i < order.size(); ++i) {
+            const uint32_t place = places[order[i]];
+            const uint32_t begin = routing_.begin[place];
+            task.add({product, &units, order[i], &routing_.rows[begin],
+                      routing_.begin[place + 1] - begin},
+                     i < ready);
         }
     }
-    products_.push_back(std::move(owned));
-    if (!product->plain.empty()) {
-        if (product->from_float != nullptr) {
-            const ggml_tensor* b = product->right();
-            product->quantized.resize(product->row_size * static_cast<size_t>(b->ne[1] * b->ne[2]));
-            add_custom([](ggml_tensor*, int ith, int nth,
-                          void* task) { static_cast<Product*>(task)->quantize(ith, nth); },
-                       product);
+    add_custom([](ggml_tensor*, int ith, int nth,
+                  void* data) { static_cast<Task*>(data)->run(ith, nth); },
+               &task);
+}
+
+// gate and up have the same right-hand side: it is quantised once.
+const RightSide& Computer::right_side(const ggml_tensor& b, ggml_type type) {
+    for (const RightSide& known : rights_) {
+        if (known.b == &b && known.type == type) {
+            return known;
         }
-        add_custom([](ggml_tensor*, int, int,
-                      void* task) { static_cast<Product*>(task)->multiply_plain(); },
-                   product);
     }
-    for (Gathered& expert : product->delegated) {
-        delegate(*product, expert);
+    RightSide& right = rights_.emplace_back();
+    right.b = &b;
+    right.type = type;
+    if (type != b.type) {
+        right.from_float = cpu_.traits(type)->from_float;
+        right.row_size = ggml_row_size(type, b.ne[0]);
+        right.data = scratch_.take(right.row_size * static_cast<size_t>(b.ne[1] * b.ne[2]));
+        add_custom([](ggml_tensor*, int ith, int nth,
+                      void* data) { static_cast<RightSide*>(data)->quantize(ith, nth); },
+                   &right);
     }
+    return right;
 }
 
-void Computer::delegate(Product& product, Gathered& expert) {
-    const ggml_tensor* a = product.node->src[0];
-    const ggml_tensor* b = product.right();
-    const auto rows = static_cast<int64_t>(expert.rows.size());
-    expert.product = &product;
-    ggml_tensor* weights = ggml_new_tensor_3d(context_, a->type, a->ne[0], a->ne[1], 1);
-    ggml_tensor* input = ggml_new_tensor_3d(context_, GGML_TYPE_F32, b->ne[0], 1, rows);
-    ggml_tensor* ids = ggml_new_tensor_2d(context_, GGML_TYPE_I32, 1, rows);
-    ggml_tensor* output = ggml_mul_mat_id(context_, weights, input, ids);
-    output->flags |= GGML_TENSOR_FLAG_COMPUTE;
-    weights->data = const_cast<void*>(product.units->data(expert.entry, product.matrix->slice));
-    ids->data = zeros(expert.rows.size());
-    // Freed with the product: a graph has one result and one input for each expert.
-    expert.memory = std::shared_ptr<float[]>(new float[
-        static_cast<size_t>((b->ne[0] + a->ne[1]) * rows)]);
-    input->data = expert.memory.get();
-    output->data = expert.memory.get() + b->ne[0] * rows;
-    expert.input = static_cast<float*>(input->data);
-    expert.output = static_cast<float*>(output->data);
-    add_custom([](ggml_tensor*, int ith, int nth,
-                  void* task) { static_cast<Gathered*>(task)->gather(ith, nth); },
-               &expert);
-    add_node(output);
-    add_custom([](ggml_tensor*, int ith, int nth,
-                  void* task) { static_cast<Gathered*>(task)->scatter(ith, nth); },
-               &expert);
+void Computer::add_custom(ggml_custom_op_t function, void* data) {
+    ggml_tensor* node = ggml_custom_4d(node_context_.get(), GGML_TYPE_I8, 1, 1, 1, 1, nullptr, 0,
+                                       function, GGML_N_TASKS_MAX, data);
+    node->flags |= GGML_TENSOR_FLAG_COMPUTE;
+    add_node(node);
 }
 
-int32_t* Computer::zeros(size_t count) {
-    if (zeros_.empty() || zeros_.back().size() < count) {
-        zeros_.emplace_back(std::max<size_t>(count, 4096), 0); // older ones may be in use
+void Computer::add_node(ggml_tensor* node) {
+    GGML_ASSERT(ggml_graph_n_nodes(pending_) < static_cast<int>(max_nodes));
+    ggml_graph_add_node(pending_, node);
+}
+
+// Runs what is pending. False: the graph has failed.
+bool Computer::flush() {
+    if (status_ == GGML_STATUS_SUCCESS && ggml_graph_n_nodes(pending_) > 0) {
+        status_ = backend_.compute(pending_);
     }
-    return zeros_.back().data();
+    for (const Product& product : products_) {
+        if (status_ != GGML_STATUS_SUCCESS || !product.failed.load(std::memory_order_relaxed)) {
+            continue;
+        }
+        status_ = GGML_STATUS_FAILED;
+        for (size_t i = 0; i < product.units->size(); ++i) {
+            const std::string error = product.units->error(i, product.matrix->slice);
+            if (!error.empty()) {
+                log_(LogLevel::error, product.matrix->name + ": " + error);
+                break;
+            }
+        }
+    }
+    forget();
+    return status_ == GGML_STATUS_SUCCESS;
 }
 
-void Computer::read_ahead(const Found& found, size_t experts_used) {
+void Computer::forget() {
+    ggml_graph_clear(pending_);
+    ggml_reset(node_context_.get());
+    tasks_.clear();
+    products_.clear();
+    rights_.clear();
+    scratch_.clear();
+}
+
+void Computer::read_ahead(const Run& run, Cache& cache, size_t experts_used) {
     // Only if nearly all experts are used: then the next layer's will be too.
-    if (experts_used * 2 < found.matrix->experts) {
+    if (experts_used * 2 < run.matrix().experts) {
         return;
     }
     std::vector<uint32_t> next;
-    Cache& cache = found.weights->cache();
-    const uint32_t begin = found.matrix->first + found.matrix->experts;
-    for (uint32_t e = 0; e < found.matrix->experts && begin + e < cache.unit_count(); ++e) {
+    const uint32_t begin = run.matrix().first + run.matrix().experts;
+    for (uint32_t e = 0; e < run.matrix().experts && begin + e < cache.unit_count(); ++e) {
         next.push_back(begin + e);
     }
     cache.prefetch(next.data(), next.size());

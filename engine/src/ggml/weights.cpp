@@ -1,69 +1,36 @@
 #include "ggml/weights.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <fcntl.h>
-#include <fstream>
 #include <map>
-#include <regex>
-#include <set>
 #include <sstream>
 #include <tuple>
+#include <unistd.h>
 
 #include "cache/hot_list.h"
+#include "cache/layout.h"
+#include "ggml/memory.h"
+#include "ggml/names.h"
 #include "ggml/resident.h"
 
 namespace moetuner {
 namespace {
 
-constexpr double mib = 1024.0 * 1024.0;
+constexpr uint64_t smallest_block = 4096; // Files::block() is at least this
 
-struct Name {
-    int layer;
-    std::string kind; // gate, up, down, gate_up
-    bool grouped;     // the second set of experts that some models have (chexps)
-};
-
-bool parse(const char* text, Name& name) {
-    static const std::regex pattern(
-        R"(blk\.(\d{1,5})\.ffn_(gate|up|down|gate_up)_(ch)?exps\.weight)");
-    std::cmatch match;
-    if (!std::regex_match(text, match, pattern)) {
-        return false;
-    }
-    name = {std::atoi(match[1].str().c_str()), match[2].str(), match[3].matched};
-    return true;
-}
-
-// The order in which ggml runs a layer's products: it visits SwiGLU's gate first, although
-// the graph names up first.
-int rank(const std::string& kind) {
-    return kind == "gate" || kind == "gate_up" ? 0 : kind == "up" ? 1 : 2;
-}
-
-std::string base_of(const std::string& path) {
-    static const std::regex part(R"(-\d{5}-of-\d{5}\.gguf$)");
-    return std::regex_replace(path, part, "");
-}
-
-uint64_t available_memory() {
-    std::ifstream file("/proc/meminfo");
-    std::string word;
-    uint64_t kib = 0;
-    while (file >> word) {
-        if (word == "MemAvailable:" && file >> kib) {
-            return kib << 10;
-        }
-    }
-    return 0;
-}
-
-std::string text_of(double value) {
+std::string mib(uint64_t bytes) {
+    const double value = static_cast<double>(bytes) / (1 << 20);
     std::ostringstream out;
     out.precision(value < 100 ? 1 : 0);
     out << std::fixed << value;
     return out.str();
+}
+
+bool same_as_file(int fd, uint64_t at, const std::byte* loaded, uint64_t bytes) {
+    std::vector<std::byte> read(bytes);
+    return pread(fd, read.data(), bytes, static_cast<off_t>(at)) ==
+               static_cast<ssize_t>(bytes) &&
+           std::memcmp(read.data(), loaded, bytes) == 0;
 }
 
 } // namespace
@@ -82,26 +49,27 @@ Weights::~Weights() {
 }
 
 bool Weights::is_expert(const char* name, const Settings& settings) {
-    Name parsed;
-    return parse(name, parsed) &&
+    return parse_expert_name(name).has_value() &&
            (settings.tensors.empty() || std::strstr(name, settings.tensors.c_str()) != nullptr);
 }
 
 bool Weights::lacks(const char* name, const FilePlace& place) {
     const std::lock_guard<std::mutex> guard(mutex_);
-    return !cache_ && base_ == base_of(place.file->name) &&
+    return !cache_ && base_ == without_part(place.file->name) &&
            std::none_of(matrices_.begin(), matrices_.end(),
                         [name](const Matrix& matrix) { return matrix.name == name; });
 }
 
 void Weights::add(const ggml_tensor& tensor, const FilePlace& place) {
-    Name name;
-    if (!parse(tensor.name, name)) {
-        throw Error(std::string(tensor.name) + " is not an expert matrix");
+    const auto name = parse_expert_name(tensor.name);
+    if (!name) {
+        throw Error("it is not an expert matrix");
     }
     Matrix matrix;
     matrix.name = tensor.name;
-    matrix.layer = name.layer;
+    matrix.layer = name->layer;
+    matrix.grouped = name->grouped;
+    matrix.order = name->order;
     matrix.experts = static_cast<uint32_t>(tensor.ne[2]);
     matrix.expert_bytes = tensor.nb[2];
     matrix.address = tensor.data;
@@ -109,11 +77,30 @@ void Weights::add(const ggml_tensor& tensor, const FilePlace& place) {
     matrix.place = place;
     const std::lock_guard<std::mutex> guard(mutex_);
     if (cache_) {
-        throw Error(matrix.name + " arrived after the model was in use");
+        throw Error("it arrived after the model was in use");
     }
-    base_ = base_of(place.file->name);
+    base_ = without_part(place.file->name);
     by_address_[matrix.address] = matrices_.size();
     matrices_.push_back(std::move(matrix));
+}
+
+void Weights::check(const void* address, const void* loaded, uint64_t offset, uint64_t bytes) {
+    constexpr uint64_t samples = 16;
+    constexpr uint64_t sample_bytes = 256;
+    const std::lock_guard<std::mutex> guard(mutex_);
+    const auto found = by_address_.find(address);
+    if (found == by_address_.end() || bytes == 0) {
+        return;
+    }
+    Matrix& matrix = matrices_[found->second];
+    const uint64_t length = std::min(bytes, sample_bytes);
+    for (uint64_t i = 0; i < samples; ++i) {
+        const uint64_t begin = (bytes - length) * i / (samples - 1); // the first and the last too
+        if (!same_as_file(matrix.place.file->fd, matrix.place.offset + offset + begin,
+                          static_cast<const std::byte*>(loaded) + begin, length)) {
+            matrix.wrong = true;
+        }
+    }
 }
 
 const Matrix* Weights::find(const void* address) {
@@ -130,30 +117,76 @@ uint64_t Weights::total_bytes() const {
     return total;
 }
 
+std::set<int> Weights::descriptors() {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    std::set<int> all;
+    for (const Matrix& matrix : matrices_) {
+        all.insert(matrix.place.file->fd);
+    }
+    for (uint32_t file = 0; files_ && file < files_->count(); ++file) {
+        all.insert(files_->descriptor(file, false));
+        all.insert(files_->descriptor(file, true));
+    }
+    return all;
+}
+
+void Weights::require_budget() {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    for (const Matrix& matrix : matrices_) {
+        if (matrix.wrong) {
+            throw Error(matrix.name + " was not loaded from " + matrix.place.file->name);
+        }
+    }
+    if (cache_ || matrices_.empty()) {
+        return;
+    }
+    try {
+        plan_layout(number_units().units, budget(0), smallest_block, settings_.piece);
+    } catch (const Error& error) {
+        throw Error((settings_.cache_bytes != 0
+                         ? "MOETUNER_CACHE_MIB=" + std::to_string(settings_.cache_bytes >> 20)
+                         : std::string("MOETUNER_CACHE_MIB is not set")) +
+                    ": " + error.what());
+    }
+}
+
 Cache& Weights::cache() {
+    {
+        const std::lock_guard<std::mutex> guard(mutex_);
+        if (cache_) {
+            return *cache_;
+        }
+    }
+    require_budget();
     const std::lock_guard<std::mutex> guard(mutex_);
     if (cache_) {
         return *cache_;
     }
-    files_ = std::make_unique<Files>(log_, settings_.direct);
-    number_units();
-    CacheOptions options;
-    options.budget = settings_.cache_bytes;
-    if (options.budget == 0) {
-        // Half of what is free now leaves room for the context and the page cache. Whoever
-        // measures sets MOETUNER_CACHE_MIB.
-        options.budget = available_memory() / 2;
+    Numbered numbered = number_units();
+    auto files = std::make_unique<Files>(log_, settings_.direct);
+    std::map<const OpenFile*, uint32_t> known;
+    for (const Matrix& matrix : matrices_) { // in the order of UnitSpec's file numbers
+        const OpenFile& file = *matrix.place.file;
+        if (known.emplace(&file, files->count()).second) {
+            files->add("/proc/self/fd/" + std::to_string(file.fd), file.name);
+        }
     }
+    const uint64_t dense_bytes = settings_.keep_dense ? keep_dense_resident() : 0;
+    CacheOptions options;
+    options.budget = budget(dense_bytes);
     options.piece = settings_.piece;
     options.lock = settings_.lock;
     options.hugepages = settings_.hugepages;
     options.spin_ns = settings_.spin_us * 1000;
-    if (settings_.keep_dense) {
-        keep_dense_resident();
+    auto cache = std::make_unique<Cache>(std::move(numbered.units), options, *files,
+                                         make_reader(settings_.reader, *files, log_), log_);
+    for (size_t i = 0; i < matrices_.size(); ++i) {
+        matrices_[i].slice = numbered.places[i].slice;
+        matrices_[i].first = numbered.places[i].first;
     }
-    cache_ = std::make_unique<Cache>(units_, options, *files_,
-                                     make_reader(settings_.reader, *files_, log_), log_);
-    report(*cache_);
+    files_ = std::move(files);
+    cache_ = std::move(cache);
+    report(*cache_, dense_bytes);
     if (!settings_.hot_list.empty()) {
         std::vector<uint32_t> hot;
         std::string error;
@@ -166,77 +199,92 @@ Cache& Weights::cache() {
     return *cache_;
 }
 
-void Weights::number_units() {
+// The lock is held.
+Weights::Numbered Weights::number_units() const {
+    std::map<const OpenFile*, uint32_t> files;
     // One group for each layer and set of experts, its matrices in the order of use.
     std::map<std::tuple<int, bool, uint32_t>, std::map<int, size_t>> groups;
     for (size_t i = 0; i < matrices_.size(); ++i) {
-        Name name;
-        parse(matrices_[i].name.c_str(), name);
-        auto& group = groups[{name.layer, name.grouped, matrices_[i].experts}];
-        if (!group.emplace(rank(name.kind), i).second) {
-            throw Error(matrices_[i].name + " is there twice");
+        const Matrix& matrix = matrices_[i];
+        files.emplace(matrix.place.file.get(), static_cast<uint32_t>(files.size()));
+        auto& group = groups[{matrix.layer, matrix.grouped, matrix.experts}];
+        if (!group.emplace(matrix.order, i).second) {
+            throw Error(matrix.name + " is there twice");
         }
     }
-    std::map<std::string, uint32_t> numbers;
+    Numbered numbered;
+    numbered.places.resize(matrices_.size());
     uint32_t layer = 0;
-    for (auto& [key, group] : groups) {
-        const auto first = static_cast<uint32_t>(units_.size());
+    for (const auto& [key, group] : groups) {
+        const auto first = static_cast<uint32_t>(numbered.units.size());
         const uint32_t experts = std::get<2>(key);
         for (uint32_t e = 0; e < experts; ++e) {
             UnitSpec unit;
             unit.layer = layer;
             for (const auto& [order, index] : group) {
                 const Matrix& matrix = matrices_[index];
-                auto known = numbers.find(matrix.place.file->name);
-                if (known == numbers.end()) {
-                    const uint32_t number =
-                        files_->add("/proc/self/fd/" + std::to_string(matrix.place.file->fd),
-                                    matrix.place.file->name);
-                    known = numbers.emplace(matrix.place.file->name, number).first;
-                }
-                unit.slices.push_back({known->second, matrix.place.offset + e * matrix.expert_bytes,
+                unit.slices.push_back({files.at(matrix.place.file.get()),
+                                       matrix.place.offset + e * matrix.expert_bytes,
                                        matrix.expert_bytes});
             }
-            units_.push_back(std::move(unit));
+            numbered.units.push_back(std::move(unit));
         }
         unsigned slice = 0;
         for (const auto& [order, index] : group) {
-            matrices_[index].first = first;
-            matrices_[index].slice = slice++;
+            numbered.places[index] = {slice++, first};
         }
         ++layer;
     }
+    return numbered;
 }
 
-void Weights::keep_dense_resident() {
+// Half of what is free leaves room for the context and the page cache. Whoever measures sets
+// MOETUNER_CACHE_MIB.
+uint64_t Weights::budget(uint64_t dense_bytes) const {
+    if (settings_.cache_bytes != 0) {
+        return settings_.cache_bytes;
+    }
+    const uint64_t available = available_memory();
+    return available > dense_bytes ? (available - dense_bytes) / 2 : 0;
+}
+
+// Bytes of dense weights in the page cache.
+uint64_t Weights::keep_dense_resident() {
     std::vector<MappedRange> experts;
     for (const Matrix& matrix : matrices_) {
         experts.push_back({matrix.address, matrix.bytes, matrix.place});
     }
     const Residency residency = make_dense_resident(experts, settings_.lock);
-    if (residency.dense_bytes == 0) {
-        return;
+    if (residency.lock_errno != 0) {
+        log_(LogLevel::warning,
+             "only " + mib(residency.locked_bytes) + " of " + mib(residency.dense_bytes) +
+                 " MiB of dense weights are locked in memory (" +
+                 std::strerror(residency.lock_errno) +
+                 "): under memory pressure every token may read them again; raise "
+                 "RLIMIT_MEMLOCK (ulimit -l)");
     }
-    std::string text = "dense weights: " + text_of(static_cast<double>(residency.dense_bytes) / mib) +
-                       " MiB kept in memory";
-    if (residency.locked_bytes < residency.dense_bytes && settings_.lock) {
-        text += ", " + text_of(static_cast<double>(residency.locked_bytes) / mib) +
-                " MiB of it locked (" + std::strerror(residency.lock_errno) +
-                "; raise RLIMIT_MEMLOCK)";
-    }
-    log_(residency.lock_errno != 0 ? LogLevel::warning : LogLevel::info, text);
+    return residency.dense_bytes;
 }
 
-void Weights::report(const Cache& cache) const {
+void Weights::report(const Cache& cache, uint64_t dense_bytes) const {
     const CacheShape shape = cache.shape();
-    std::string text = "expert cache: " + std::to_string(shape.slots) + " of " +
-                       std::to_string(shape.units) + " units, " +
-                       text_of(static_cast<double>(shape.arena_bytes) / mib) + " of " +
-                       text_of(static_cast<double>(total_bytes()) / mib) + " MiB, " +
-                       cache.describe_reader();
-    log_(LogLevel::info, text);
+    std::string text = "expert cache for " + base_ + ": " + std::to_string(shape.slots) + " of " +
+                       std::to_string(shape.units) + " units, " + mib(shape.arena_bytes) + " of " +
+                       mib(total_bytes()) + " MiB";
     if (settings_.cache_bytes == 0) {
-        log_(LogLevel::info, "MOETUNER_CACHE_MIB is not set: half of the free memory is used");
+        text += " (half of the free memory: MOETUNER_CACHE_MIB is not set)";
+    }
+    text += "; " + cache.describe_reader();
+    if (dense_bytes != 0) {
+        text += "; " + mib(dense_bytes) + " MiB of dense weights kept in memory";
+    }
+    log_(LogLevel::info, text);
+    if (shape.lock_errno != 0) {
+        log_(LogLevel::warning, "only " + mib(shape.locked_bytes) + " of " +
+                                    mib(shape.arena_bytes) + " MiB of the cache are locked (" +
+                                    std::strerror(shape.lock_errno) +
+                                    "): under memory pressure it may be swapped; raise "
+                                    "RLIMIT_MEMLOCK (ulimit -l)");
     }
 }
 

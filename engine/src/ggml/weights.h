@@ -3,12 +3,13 @@
 //
 // Threads. llama.cpp loads a model in one thread and computes with it in others after that:
 // add() is called before the first find() of the same model. A mutex guards the tables
-// between models; `cache` is made at most once, at the first find().
+// between models; the cache is made at most once, at the first product.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -25,13 +26,21 @@ namespace moetuner {
 struct Matrix {
     std::string name;
     int layer = 0;       // of the model
-    unsigned slice = 0;  // of the units: the order of use
-    uint32_t first = 0;  // unit of expert 0; expert e is first + e
+    bool grouped = false; // chexps
+    int order = 0;       // ExpertName::order
+    unsigned slice = 0;  // of the units, in that order; set with the cache
+    uint32_t first = 0;  // unit of expert 0; expert e is first + e; set with the cache
     uint32_t experts = 0;
     uint64_t expert_bytes = 0; // nb[2]
     const void* address = nullptr;
     uint64_t bytes = 0;
-    FilePlace place; // of the whole matrix
+    bool wrong = false;  // what was loaded is not what the file has at `place`
+    FilePlace place;     // of the whole matrix
+
+    // Whether its experts and those of another matrix of the model are the same units.
+    bool same_experts(const Matrix& other) const {
+        return layer == other.layer && grouped == other.grouped && experts == other.experts;
+    }
 };
 
 class Weights {
@@ -51,27 +60,43 @@ class Weights {
     // The loader placed a matrix; its bytes are `place` of the file. Throws Error.
     void add(const ggml_tensor& tensor, const FilePlace& place);
 
+    // The loader read [offset, offset + bytes) of the matrix itself: looks whether that is
+    // what lies in the file, at a few places. If not, cache() refuses.
+    void check(const void* address, const void* loaded, uint64_t offset, uint64_t bytes);
+
     // The matrix at this address; null if it is none of ours.
     const Matrix* find(const void* address);
 
     // Made at the first call. Throws Error (no budget, memory refused, …).
     Cache& cache();
 
+    // Throws Error if cache() surely would: wrong bytes, or a budget that holds no unit.
+    void require_budget();
+
     uint64_t total_bytes() const;
+    std::set<int> descriptors(); // all that this model has open
 
   private:
-    void number_units();
-    void keep_dense_resident();
-    void report(const Cache& cache) const;
+    struct Numbered {
+        std::vector<UnitSpec> units;
+        struct Place {
+            unsigned slice;
+            uint32_t first;
+        };
+        std::vector<Place> places; // by matrix
+    };
+    Numbered number_units() const;
+    uint64_t budget(uint64_t dense_bytes) const;
+    uint64_t keep_dense_resident();
+    void report(const Cache& cache, uint64_t dense_bytes) const;
 
     const Settings settings_;
-    std::string base_; // the files' common name, without -00001-of-00003.gguf
     const Log log_;
     std::mutex mutex_;
+    std::string base_; // the files' common name, without -00001-of-00003.gguf
     std::vector<Matrix> matrices_;
     std::unordered_map<const void*, size_t> by_address_;
     std::unique_ptr<Files> files_;
-    std::vector<UnitSpec> units_;
     std::unique_ptr<Cache> cache_;
 };
 
