@@ -54,13 +54,14 @@ class Writer:
         return self._changed and now >= self._written_at + EVERY_S - SLACK_S
 
     def write(self, snapshot: Snapshot, now: float) -> str | None:
-        """Why it could not be written, the first time that happens; the daemon goes on without."""
+        """Why it could not be written, the first time that happens; the daemon goes on without,
+        and tries again a second later."""
         self._changed, self._written_at = False, now
         snapshot["updated"] = round(time.time(), 3)
         try:
             self._root.replace(PATH, json.dumps(snapshot) + "\n")
         except SystemRefused as error:
-            first, self._failing = not self._failing, True
+            first, self._failing, self._changed = not self._failing, True, True
             return error.message if first else None
         self._failing = False
         return None

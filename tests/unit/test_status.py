@@ -80,9 +80,11 @@ def test_a_status_that_cannot_be_written_is_said_once(root: SysRoot) -> None:
     root.path("/run/moetuner").write_text("a file where a directory should be")
     problem = writer.write(snapshot(), 1.0)
     assert problem and "status.json" in problem
+    assert writer.due(2.0)  # tried again, although nothing else changes
     assert writer.write(snapshot(), 2.0) is None
     root.path("/run/moetuner").unlink()
     assert writer.write(snapshot(), 3.0) is None
+    assert not writer.due(4.0)
     assert status.read(root)["pid"] == os.getpid()
     writer.remove()
     writer.remove()
