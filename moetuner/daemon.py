@@ -246,6 +246,8 @@ class Daemon:
         self._poll_hotplug(fd)
         if changes.any:
             self._look_for_node(changes.removed)
+        if changes.cpus:
+            self._watcher.cpus_changed()
 
     def _poll_hotplug(self, before: int | None) -> None:
         """The descriptor may change when its socket had to be opened again."""

@@ -1,4 +1,4 @@
-"""Devfreq devices that come and go, as a file descriptor to poll (pyudev).
+"""Devfreq devices and processors that come and go, as a file descriptor to poll (pyudev).
 
 Without it (no netlink, no libudev) nothing is lost but time: the daemon's rescan
 finds the same.
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from moetuner.errors import MissingRequirement, reason
 
-SUBSYSTEM = "devfreq"
+DEVFREQ, CPU = "devfreq", "cpu"
 
 
 class _Device(Protocol):
@@ -20,6 +20,8 @@ class _Device(Protocol):
     def action(self) -> str | None: ...
     @property
     def sys_name(self) -> str: ...
+    @property
+    def subsystem(self) -> str | None: ...
 
 
 class Monitor(Protocol):
@@ -39,7 +41,8 @@ def connect() -> Monitor:
         # Straight from the kernel: sysfs is all we look at, so no rule of udev's has to
         # run first, and boards and containers without udevd have events too.
         monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source="kernel")
-        monitor.filter_by(SUBSYSTEM)
+        monitor.filter_by(DEVFREQ)
+        monitor.filter_by(CPU)
         monitor.start()
     except OSError as error:
         raise MissingRequirement(f"no hotplug events: {reason(error)}") from error
@@ -48,10 +51,11 @@ def connect() -> Monitor:
 
 @dataclass(frozen=True)
 class Changes:
-    """What happened since the last drain. `any` asks for a new look."""
+    """What happened since the last drain. `any` asks for a new look at the devfreq devices."""
 
     any: bool = False
     removed: frozenset[str] = frozenset()  # names, even of devices that are back
+    cpus: bool = False  # a processor went on- or offline
 
 
 class Hotplug:
@@ -72,9 +76,12 @@ class Hotplug:
         if self._monitor is None:
             return Changes()
         removed: set[str] = set()
-        happened = False
+        happened = cpus = False
         try:
             while (device := self._monitor.poll(0)) is not None:
+                if device.subsystem == CPU:
+                    cpus = True
+                    continue
                 happened = True
                 if device.action in ("remove", "unbind"):
                     removed.add(device.sys_name)
@@ -82,8 +89,8 @@ class Hotplug:
             # The socket's buffer ran over (ENOBUFS). pyudev never reads such a socket
             # again, which would make a poll loop spin: take a new one, and look anew.
             self._open()
-            happened = True
-        return Changes(happened, frozenset(removed))
+            happened = cpus = True
+        return Changes(happened, frozenset(removed), cpus)
 
     def _open(self) -> None:
         self._monitor = None

@@ -21,6 +21,7 @@ from moetuner.errors import MissingRequirement
 class Device:
     action: str | None
     sys_name: str
+    subsystem: str = "devfreq"
 
 
 class FakeMonitor:
@@ -88,7 +89,7 @@ def test_a_buffer_that_ran_over_is_replaced_and_asks_for_a_look() -> None:
             FakeMonitor(Device("add", "17000000.gpu")),
         )
     )
-    assert events.drain() == Changes(True, frozenset({"17000000.gpu"}))
+    assert events.drain() == Changes(True, frozenset({"17000000.gpu"}), cpus=True)
     assert events.fileno() == 42
     assert events.problem is None
     assert events.drain() == Changes(True)
@@ -96,7 +97,7 @@ def test_a_buffer_that_ran_over_is_replaced_and_asks_for_a_look() -> None:
 
 def test_a_socket_that_cannot_be_replaced_leaves_the_rescan() -> None:
     events = Hotplug(Connections(FakeMonitor(errno.ENOBUFS)))
-    assert events.drain() == Changes(True)
+    assert events.drain() == Changes(True, cpus=True)
     assert events.fileno() is None
     assert events.problem == "no hotplug events: Permission denied"
     assert events.drain() == Changes()
@@ -127,7 +128,7 @@ def test_no_pyudev(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_events_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real socket: no machine but a board has devfreq, so it listens for network devices."""
     other = Hotplug()
-    monkeypatch.setattr(hotplug, "SUBSYSTEM", "net")
+    monkeypatch.setattr(hotplug, "DEVFREQ", "net")
     events = Hotplug()
     assert events.problem is None
     fd, other_fd = events.fileno(), other.fileno()
@@ -140,3 +141,9 @@ def test_events_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not select.select([fd], [], [], 0)[0]
     assert other.drain() == Changes()  # devfreq only
     assert not select.select([other_fd], [], [], 0)[0]
+
+
+def test_a_processor_that_goes_offline_is_no_devfreq_event() -> None:
+    events = Hotplug(Connections(FakeMonitor(Device("offline", "cpu3", "cpu"))))
+    assert events.drain() == Changes(any=False, cpus=True)
+    assert events.drain() == Changes()
