@@ -35,9 +35,10 @@ class ModelSpec:
     `family` is llama.cpp's architecture: `qwen3moe`, its dense twin `qwen3` (experts
     are ignored, `feed_forward` is the layer's), `gpt-oss` (biases, its own activation),
     `olmoe` (weights of experts not normalised), or `hy_v3` (gate and up in one matrix, a
-    shared expert of the same size, the first layer dense). `expert_type` is the type of all expert matrices, `down_type` that of
-    the down projections where it differs; all other matrices have `dense_type`. One
-    expert's slice is `feed_forward` rows of `embedding` values, or the other way round.
+    shared expert of the same size, the first layer dense). `expert_type` is the type of
+    all expert matrices, `down_type` that of the down projections where it differs; all
+    other matrices have `dense_type`. One expert's slice is `feed_forward` rows of
+    `embedding` values, or the other way round.
     """
 
     family: str = "qwen3moe"
