@@ -319,7 +319,8 @@ class Daemon:
             return "waiting for a GPU devfreq node"
         hz = floor.raised_hz(self._floor)
         attached = sum(1 for lib in self._watcher.libraries.known.values() if lib.links)
-        held = f"floor {floor.mhz(hz)} ({self._told})" if hz else "idle"
+        who = self._told or "idle, but not put back yet"
+        held = f"floor {floor.mhz(hz)} ({who})" if hz else "idle"
         return f"{held}; {attached} llama.cpp {'file' if attached == 1 else 'files'} watched"
 
     def _snapshot(self) -> status.Snapshot:

@@ -90,7 +90,8 @@ def read(root: SysRoot) -> Snapshot:
         raise MoetunerError(
             f"{root.path(PATH)} was written by another version of moetuner", "restart moetuner"
         )
-    if not alive(value.get("pid")):
+    pid = value.get("pid")
+    if type(pid) is not int or pid <= 0 or not alive(pid):
         raise not_running  # it was killed, and left this behind
     return value
 

@@ -67,7 +67,8 @@ def rows(snapshot: Snapshot, sample: Sample, rates: dict[int, float]) -> list[tu
 def _floor(snapshot: Snapshot) -> str:
     floor = snapshot["floor"]
     if floor["raised_hz"]:
-        return f"{mhz(floor['raised_hz'])} ({floor['who']}); {mhz(floor['found_hz'])} was found"
+        who = floor["who"] or "idle, but not put back yet"
+        return f"{mhz(floor['raised_hz'])} ({who}); {mhz(floor['found_hz'])} was found"
     if floor["obstacle"]:
         return f"not raised, although {floor['who']}: {floor['obstacle']}"
     return "not raised (idle)"
@@ -109,7 +110,8 @@ class Rates:
 
 
 def watch(root: SysRoot) -> None:
-    """Shows the state once a second until Ctrl-C; in a pipe, a block of lines each time."""
+    """Shows the state once a second until Ctrl-C; where there is no cursor to move (a pipe,
+    TERM=dumb), a block of lines each time."""
     from rich.console import Console, Group
     from rich.live import Live
     from rich.table import Table
@@ -139,13 +141,14 @@ def watch(root: SysRoot) -> None:
         return Group(Text(time.strftime("moetuner %H:%M:%S   Ctrl-C ends"), style="dim"), grid)
 
     try:
-        if not sys.stdout.isatty():
+        console = Console()
+        if not sys.stdout.isatty() or console.is_dumb_terminal:
             while True:
                 for name, text in current():
                     print(f"{name:<12}{text}")
                 print(flush=True)
                 time.sleep(1)
-        with Live(table(), console=Console(), auto_refresh=False) as live:
+        with Live(table(), console=console, auto_refresh=False) as live:
             while True:
                 live.update(table(), refresh=True)
                 time.sleep(1)

@@ -83,13 +83,15 @@ def _holder(fd: int) -> int | None:
 def alive(pid: int | None) -> bool:
     """False once the process has let its program go, on its way out or as a zombie.
 
-    None, a holder that could not write its pid down (a full /run), is taken to live.
+    None, a holder that could not write its pid down (a full /run), is taken to live. So is
+    another user's process, about which /proc may say nothing (hidepid).
     """
     if pid is None:
         return True
     try:
+        os.kill(pid, 0)
         os.readlink(f"/proc/{pid}/exe")
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, OverflowError):
         return False
     except OSError:
         return True

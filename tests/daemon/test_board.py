@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from moetuner.floor import SETTLE_S
 from tests.bpf.harness import Driver
 from tests.daemon.harness import HIGHEST, HOLD_S, LOWEST, Daemon, Stage, until
 
@@ -71,12 +72,12 @@ def test_a_node_that_goes_while_raised_and_comes_back(
     before = len(daemon.lines)
     stage.board.appear()  # the driver starts anew: at its lowest
     daemon.await_line("floor 1020 MHz .*", before)
-    # Writes to the new node are noticed as those to the old one were.
-    stage.write("min_freq", 510_000_000)
-    daemon.await_line("somebody else .* set min_freq 510 MHz: .*")
+    # Writes to the new node are noticed as those to the old one were, whatever they write.
+    stage.write("min_freq", HIGHEST)
+    daemon.await_line("somebody else .* set min_freq 1020 MHz: .*", before)
     infers.ask("return")
     daemon.await_idle()
-    assert stage.min_hz() == 510_000_000
+    assert stage.min_hz() == HIGHEST
 
 
 def test_a_node_that_goes_for_good(stage: Stage, daemon: Daemon, infers: Driver) -> None:
@@ -122,17 +123,22 @@ def test_nvpmodel_changes_the_mode_while_the_floor_is_held(
 ) -> None:
     """It caps max_freq and sets min_freq 0; that stands, and after it too."""
     before = raised_by(infers, daemon)
+    began = time.monotonic()
     stage.write("max_freq", 612_000_000)
+    time.sleep(0.1)
     stage.write("min_freq", 0)
+    as_one = time.monotonic() - began < SETTLE_S  # or this machine was busy in between
     line = daemon.await_line("somebody else .*", before)
-    assert "min_freq 306 MHz and max_freq 612 MHz" in line
     infers.ask("call process 50")
     assert stage.min_hz() == LOWEST
     infers.ask("return")
     daemon.await_idle()
     assert stage.min_hz() == LOWEST
-    assert daemon.rest(before) == [line]  # said once, and nothing else to say
+    if as_one:
+        assert "min_freq 306 MHz and max_freq 612 MHz" in line
+        assert daemon.rest(before) == [line]  # said once, and nothing else to say
 
+    before = len(daemon.lines)
     infers.ask("call process 1")  # the next activity, within the new mode
     daemon.await_line("floor 612 MHz .*", before)
     daemon.await_line(IDLE, before)

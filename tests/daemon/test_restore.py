@@ -134,6 +134,17 @@ def test_what_could_not_be_put_back_is_left_to_restore(
     assert stage.min_hz() == LOWEST
 
 
+def test_of_three_that_start_at_once_one_runs(stage: Stage) -> None:
+    daemons = [stage.launch() for _ in range(3)]
+
+    def decided() -> bool:
+        running = [daemon for daemon in daemons if daemon.process.poll() is None]
+        return len(running) == 1 and "ready" in running[0].lines
+
+    until(decided, "one is ready, two have ended", stage.told)
+    assert sorted(daemon.process.poll() or 0 for daemon in daemons) == [0, 1, 1]
+
+
 def test_only_root_may_write_what_is_believed_later(stage: Stage) -> None:
     daemon = stage.daemon()
     until(daemon.status, "status", daemon.text)

@@ -77,7 +77,8 @@ def test_status_after_the_daemon_was_killed(stage: Stage, daemon: Daemon) -> Non
 class Watch:
     """`status --watch`, and what it has written so far."""
 
-    def __init__(self, root: Path, *, terminal: bool) -> None:
+    def __init__(self, root: Path, terminal: str | None) -> None:
+        """In a pipe, or in a terminal of this TERM."""
         if terminal:
             self._reading, writing = pty.openpty()
         else:
@@ -89,7 +90,7 @@ class Watch:
             stdout=writing,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "160"},
+            env={**os.environ, "TERM": terminal or "xterm", "COLUMNS": "160"},
         )
         os.close(writing)
         self._written = b""
@@ -120,11 +121,11 @@ class Watch:
 
 
 @pytest.fixture
-def watch(stage: Stage) -> Iterator[Callable[[bool], Watch]]:
+def watch(stage: Stage) -> Iterator[Callable[..., Watch]]:
     watches: list[Watch] = []
 
-    def start(terminal: bool) -> Watch:
-        watches.append(Watch(stage.board.root, terminal=terminal))
+    def start(terminal: str | None = None) -> Watch:
+        watches.append(Watch(stage.board.root, terminal))
         return watches[-1]
 
     yield start
@@ -133,9 +134,9 @@ def watch(stage: Stage) -> Iterator[Callable[[bool], Watch]]:
         each.process.wait()
 
 
-def test_watch_in_a_pipe(daemon: Daemon, infers: Driver, watch: Callable[[bool], Watch]) -> None:
+def test_watch_in_a_pipe(daemon: Daemon, infers: Driver, watch: Callable[..., Watch]) -> None:
     """Blocks of plain lines, as they change."""
-    watching = watch(False)
+    watching = watch()
     watching.await_written(r"(?m)^floor +1020 MHz \(", times=2)
     infers.ask("return")
     watching.await_written(r"(?m)^floor +not raised \(idle\)$")
@@ -147,10 +148,8 @@ def test_watch_in_a_pipe(daemon: Daemon, infers: Driver, watch: Callable[[bool],
     assert watching.end(signal.SIGINT) == (130, "")
 
 
-def test_watch_in_a_terminal(
-    daemon: Daemon, infers: Driver, watch: Callable[[bool], Watch]
-) -> None:
-    watching = watch(True)
+def test_watch_in_a_terminal(daemon: Daemon, infers: Driver, watch: Callable[..., Watch]) -> None:
+    watching = watch("xterm")
     watching.await_written(r"floor .*1020 MHz \(pid")
     infers.ask("return")
     watching.await_written(r"not raised \(idle\)")
@@ -160,10 +159,16 @@ def test_watch_in_a_terminal(
     assert watching.written().endswith("\x1b[?25h")  # the cursor is back
 
 
+def test_watch_in_a_terminal_without_a_cursor(daemon: Daemon, watch: Callable[..., Watch]) -> None:
+    watching = watch("dumb")
+    watching.await_written(r"(?m)^floor +1020 MHz \(", times=2)
+    assert "\x1b" not in watching.written()
+
+
 def test_watch_sees_the_daemon_go_and_come(
-    stage: Stage, daemon: Daemon, watch: Callable[[bool], Watch]
+    stage: Stage, daemon: Daemon, watch: Callable[..., Watch]
 ) -> None:
-    watching = watch(False)
+    watching = watch()
     watching.await_written(r"(?m)^floor ")
     daemon.kill()
     watching.await_written(r"(?m)^daemon +the moetuner daemon is not running")
@@ -172,8 +177,8 @@ def test_watch_sees_the_daemon_go_and_come(
     until(lambda: watching.written().count("\nfloor ") > before, "seen again")
 
 
-def test_watch_ends_with_its_reader(daemon: Daemon, watch: Callable[[bool], Watch]) -> None:
-    watching = watch(False)
+def test_watch_ends_with_its_reader(daemon: Daemon, watch: Callable[..., Watch]) -> None:
+    watching = watch()
     watching.await_written("floor ")
     watching.stop_reading()
     assert watching.end() == (0, "")

@@ -20,6 +20,7 @@ from moetuner.board.sysroot import SysRoot
 from moetuner.board.telemetry import Sample
 from moetuner.errors import MoetunerError, NotSo
 from tests.support.boards import MHZ, ORIN_NANO_JP6, THOR
+from tests.support.public import Public
 
 IDLE: status.Snapshot = {
     "version": 1,
@@ -102,6 +103,23 @@ def test_what_a_killed_daemon_left_behind_is_no_status(root: SysRoot) -> None:
     assert not root.exists(status.PATH)
 
 
+@pytest.mark.parametrize("pid", [None, "x", 0, -1, 1 << 40])
+def test_a_pid_that_is_none(root: SysRoot, pid: object) -> None:
+    put(root, snapshot(pid=pid))
+    with pytest.raises(NotSo, match="is not running"):
+        status.read(root)
+
+
+def test_every_user_may_read_it(public: Public) -> None:
+    directory = public.board(ORIN_NANO_JP6)
+    put(SysRoot(directory), snapshot())
+    done = public.run("status", "--root", directory)
+    root_file = directory / status.PATH.lstrip("/")
+    root_file.unlink()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("floor       not raised (idle)\n")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -159,6 +177,12 @@ def test_raised() -> None:
     assert shown(value)["processes"] == "pid 2213 llama-server: 120 calls, infers; --cpu-moe"
     rated = dict(statusview.rows(value, Sample(), {2213: 12.34}))
     assert rated["processes"] == "pid 2213 llama-server: 120 calls, 12.3 calls/s, infers; --cpu-moe"
+
+
+def test_a_floor_that_could_not_be_put_back_yet() -> None:
+    floor = {**IDLE["floor"], "raised_hz": 1020 * MHZ, "found_hz": 306 * MHZ}
+    text = shown(snapshot(floor=floor))["floor"]
+    assert text == "1020 MHz (idle, but not put back yet); 306 MHz was found"
 
 
 def test_why_it_is_not_raised() -> None:
