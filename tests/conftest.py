@@ -7,6 +7,7 @@ CI=true or in ./run-tests every other skip is a failure, and in CI so is not bei
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,13 @@ from moetuner.demo import board as boards
 from moetuner.demo import llamacpp
 from tests.support.llama import Servers
 from tests.support.machine import CANNOT, cannot, strict
+
+
+def pytest_configure() -> None:
+    # Started in the background of a script, SIGINT is ignored, and what the tests start
+    # would inherit that: Ctrl-C is one of the things they try.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

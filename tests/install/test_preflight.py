@@ -6,12 +6,14 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.install.system import NOBODY, ROOT, Result
+from tests.install.system import NOBODY, ROOT, Result, checkout
 
 JETPACK_6 = "# R36 (release), REVISION: 4.7, GCID: 1, BOARD: generic, EABI: aarch64, DATE: Thu\n"
 
@@ -231,10 +233,18 @@ def test_help_names_every_option() -> None:
     assert parsed == options
 
 
+@pytest.fixture(scope="module")
+def public_checkout() -> Iterator[Path]:
+    """Where an ordinary user can read it: the checkout itself may lie in root's home."""
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        yield checkout(Path(directory) / "moetuner")
+
+
 @pytest.mark.root
 @pytest.mark.parametrize("arguments", [[], ["--uninstall"], ["--purge"], ["--demo"]])
-def test_root_is_needed(arguments: list[str], tmp_path: Path) -> None:
-    script = f"source {ROOT}/install.sh; main {' '.join(arguments)}"
+def test_root_is_needed(arguments: list[str], public_checkout: Path) -> None:
+    script = f"source {public_checkout}/install.sh; main {' '.join(arguments)}"
     result = subprocess.run(
         ["setpriv", f"--reuid={NOBODY}", "--clear-groups", "bash", "-c", script],
         capture_output=True,
