@@ -44,12 +44,15 @@ class BaselineFile:
 
     def __init__(self, root: SysRoot, path: str = PATH) -> None:
         self._root = root
+        self._boot_id: str | None = None
         self.path = path
 
     def save(self, node: str, found_hz: int, ours_hz: Sequence[int]) -> None:
         """On disk when it returns. SystemRefused (`No space left on device`): then nothing
         may be raised."""
-        baseline = Baseline(node, found_hz, tuple(ours_hz), self.boot_id(), os.getpid())
+        if self._boot_id is None:  # a token waits: read it once, no boot lies between
+            self._boot_id = self.boot_id()
+        baseline = Baseline(node, found_hz, tuple(ours_hz), self._boot_id, os.getpid())
         self._root.replace(self.path, json.dumps(asdict(baseline)) + "\n")
 
     def load(self) -> Baseline | None:

@@ -32,10 +32,17 @@ class SysRoot:
 
     def __init__(self, root: str | os.PathLike[str] = "/") -> None:
         self.root = Path(root)
+        # Making a Path costs as much as reading the file, and a token waits for the floor.
+        # The names are a fixed few hundred.
+        self._paths: dict[str, Path] = {}
 
     def path(self, name: str | os.PathLike[str]) -> Path:
         """`/sys/x` → `ROOT/sys/x`; a path that is relative is taken below root too."""
-        return self.root / str(name).lstrip("/")
+        text = str(name)
+        path = self._paths.get(text)
+        if path is None:
+            path = self._paths[text] = self.root / text.lstrip("/")
+        return path
 
     def read(self, name: str | os.PathLike[str]) -> str:
         """Text of the file without surrounding white space and NULs.
@@ -102,12 +109,16 @@ class SysRoot:
         leaves the file as it was.
         """
         path = self.path(name)
+        directory, _, base = str(name).rpartition("/")
         # One fixed name, so that crashes cannot pile up files. There is one writer.
-        temporary = path.with_name(f".{path.name}.new")
+        temporary = self.path(f"{directory}/.{base}.new")
+        parent = self.path(directory)
         try:
-            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-            fd = os.open(temporary, flags, 0o644)
+            try:
+                fd = _create(temporary)
+            except FileNotFoundError:
+                parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+                fd = _create(temporary)
             try:
                 data = text.encode()
                 while data:
@@ -116,7 +127,7 @@ class SysRoot:
             finally:
                 os.close(fd)
             temporary.rename(path)
-            _sync_directory(path.parent)
+            _sync_directory(parent)
         except OSError as error:
             raise _refused(f"cannot write {path}", error) from error
 
@@ -189,6 +200,11 @@ def _distrust(status: os.stat_result, limit: int) -> str | None:
     if status.st_size > limit:
         return f"is longer than {limit} bytes"
     return None
+
+
+def _create(path: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(path, flags, 0o644)
 
 
 def _sync_directory(path: Path) -> None:
