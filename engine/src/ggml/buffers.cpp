@@ -88,9 +88,15 @@ void move_to_experts(ggml_backend_buffer_t buffer, ggml_tensor* tensor) {
     tensor->buffer = mine.experts;
 }
 
+// Whether products with it will be ours (device.cpp asks the same of a product).
+bool is_expert(const ggml_tensor& tensor) {
+    return tensor.view_src == nullptr && Weights::is_expert(tensor.name, state().settings) &&
+           state().cpu.traits(tensor.type)->vec_dot != nullptr && ggml_is_contiguous(&tensor);
+}
+
 ggml_status buffer_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor) {
     Buffer& mine = of(buffer);
-    if (tensor->view_src != nullptr || !Weights::is_expert(tensor->name, state().settings)) {
+    if (!is_expert(*tensor)) {
         return GGML_STATUS_SUCCESS;
     }
     try {

@@ -126,6 +126,10 @@ void Computer::multiply(const Run& found) {
         if (units.empty()) {
             return;
         }
+        // All of them: the warm-up run.
+        if (run.ids().ne[1] == 1 && units.size() < run.matrix().experts) {
+            run.weights->judge_size(static_cast<uint32_t>(units.size()));
+        }
         if (units.size() <= cache.slots_for(units.front())) {
             acquire(run, cache, units);
         }

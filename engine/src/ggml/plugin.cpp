@@ -1,6 +1,7 @@
 // The loader's entry point.
 #include "ggml/plugin.h"
 
+#include <cstdio>
 #include <cstring>
 
 #include "ggml-impl.h"
@@ -11,6 +12,12 @@ namespace {
 State*& state_slot() {
     static State* slot = nullptr; // no destructor: see plugin.h
     return slot;
+}
+
+// Not through ggml's logger: llama.cpp's writes in a thread of its own, and is lost when the
+// program ends at once, as it does when a pattern names a buffer type that is not there.
+void refuse(const std::string& why) {
+    std::fprintf(stderr, "moetuner: %s\n", why.c_str());
 }
 
 } // namespace
@@ -67,15 +74,14 @@ __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init(void
     using namespace moetuner;
     // Structures differ between commits with the same API version.
     if (std::strcmp(ggml_commit(), MOETUNER_GGML_COMMIT) != 0) {
-        log_line(LogLevel::error, std::string("built for ggml ") + MOETUNER_GGML_COMMIT +
-                                      ", but this program has " + ggml_commit() +
-                                      ": not used (docs/engine.md tells how to build one that fits)");
+        refuse(std::string("built for ggml ") + MOETUNER_GGML_COMMIT + ", but this program has " +
+               ggml_commit() + ": not used (docs/engine.md tells how to build one that fits)");
         return nullptr;
     }
     try {
         make_state();
     } catch (const std::exception& error) {
-        log_line(LogLevel::error, std::string(error.what()) + ": not used");
+        refuse(std::string(error.what()) + ": not used");
         return nullptr;
     }
     return registry();

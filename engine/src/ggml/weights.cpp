@@ -150,6 +150,27 @@ void Weights::require_budget() {
     }
 }
 
+void Weights::judge_size(uint32_t experts_used) {
+    if (judged_.exchange(true, std::memory_order_relaxed)) {
+        return;
+    }
+    const std::lock_guard<std::mutex> guard(mutex_);
+    uint64_t units = 0;
+    uint64_t bytes = 0;
+    std::set<std::pair<int, bool>> layers;
+    for (const Matrix& matrix : matrices_) {
+        bytes += experts_used * matrix.expert_bytes;
+        units += layers.emplace(matrix.layer, matrix.grouped).second ? experts_used : 0;
+    }
+    const uint32_t slots = cache_->shape().slots;
+    if (slots < units) {
+        log_(LogLevel::warning, "the cache holds " + std::to_string(slots) +
+                                    " experts, but one token uses " + std::to_string(units) + " (" +
+                                    mib(bytes) + " MiB): it will have next to none of them; a "
+                                    "larger MOETUNER_CACHE_MIB would help");
+    }
+}
+
 Cache& Weights::cache() {
     {
         const std::lock_guard<std::mutex> guard(mutex_);

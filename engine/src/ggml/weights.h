@@ -6,6 +6,7 @@
 // between models; the cache is made at most once, at the first product.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -70,6 +71,10 @@ class Weights {
     // Made at the first call. Throws Error (no budget, memory refused, …).
     Cache& cache();
 
+    // A token uses so many experts of a layer. Warns, once, if the cache is too small to hold
+    // what one token uses: an LRU of that size never has what comes next.
+    void judge_size(uint32_t experts_used);
+
     // Throws Error if cache() surely would: wrong bytes, or a budget that holds no unit.
     void require_budget();
 
@@ -98,6 +103,7 @@ class Weights {
     std::unordered_map<const void*, size_t> by_address_;
     std::unique_ptr<Files> files_;
     std::unique_ptr<Cache> cache_;
+    std::atomic<bool> judged_{false};
 };
 
 } // namespace moetuner

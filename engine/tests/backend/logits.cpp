@@ -4,7 +4,8 @@
 //   moetuner_logits [OPTIONS] MODEL OUTPUT [MODEL OUTPUT]…
 //
 // Each pair has a context of its own. All models are loaded before the first is used. The
-// output holds 32-bit floats: (prefill + decode) rows of as many values as the vocabulary has.
+// output holds 32-bit floats: a row of as many values as the vocabulary has for each token.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -22,8 +23,7 @@ namespace {
 
 constexpr const char* usage =
     "usage: moetuner_logits [OPTIONS] MODEL OUTPUT [MODEL OUTPUT]...\n"
-    "  --prefill N        tokens that are evaluated in batches (default 32)\n"
-    "  --batch N          tokens of one batch (default 512)\n"
+    "  --batches N,N,...  tokens of each batch (default 32)\n"
     "  --decode N         tokens that are evaluated one by one after that (default 8)\n"
     "  --seed N           of the tokens; the second pair has N + 1, and so on (default 1)\n"
     "  --threads N        (default 2)\n"
@@ -37,8 +37,7 @@ constexpr const char* usage =
     "  --node-by-node     with an evaluation callback that wants to see every node\n";
 
 struct Options {
-    int prefill = 32;
-    int batch = 512;
+    std::vector<int> batches = {32};
     int decode = 8;
     unsigned seed = 1;
     int threads = 2;
@@ -62,6 +61,16 @@ int number(const char* text) {
     return static_cast<int>(value);
 }
 
+std::vector<int> numbers(const std::string& text) {
+    std::vector<int> found;
+    for (size_t begin = 0; begin <= text.size();) {
+        const size_t end = std::min(text.find(',', begin), text.size());
+        found.push_back(number(text.substr(begin, end - begin).c_str()));
+        begin = end + 1;
+    }
+    return found;
+}
+
 Options parse(int argc, char** argv) {
     Options options;
     std::vector<std::string> files;
@@ -73,10 +82,8 @@ Options parse(int argc, char** argv) {
             }
             return argv[i];
         };
-        if (word == "--prefill") {
-            options.prefill = number(value());
-        } else if (word == "--batch") {
-            options.batch = number(value());
+        if (word == "--batches") {
+            options.batches = numbers(value());
         } else if (word == "--decode") {
             options.decode = number(value());
         } else if (word == "--seed") {
@@ -105,7 +112,7 @@ Options parse(int argc, char** argv) {
             files.push_back(word);
         }
     }
-    if (files.empty() || files.size() % 2 != 0 || options.batch < 1) {
+    if (files.empty() || files.size() % 2 != 0) {
         throw std::invalid_argument("pairs of MODEL and OUTPUT are wanted");
     }
     for (size_t i = 0; i < files.size(); i += 2) {
@@ -152,9 +159,14 @@ Model load(const std::string& path, const Options& options) {
 
 Context new_context(llama_model& model, const Options& options) {
     llama_context_params parameters = llama_context_default_params();
-    const auto tokens = static_cast<uint32_t>(options.prefill + options.decode);
-    parameters.n_ctx = (tokens + 255) / 256 * 256;
-    parameters.n_batch = static_cast<uint32_t>(options.batch);
+    int tokens = options.decode;
+    int largest = 1;
+    for (const int batch : options.batches) {
+        tokens += batch;
+        largest = std::max(largest, batch);
+    }
+    parameters.n_ctx = static_cast<uint32_t>(tokens + 255) / 256 * 256;
+    parameters.n_batch = static_cast<uint32_t>(largest);
     parameters.n_ubatch = parameters.n_batch;
     parameters.n_threads = options.threads;
     parameters.n_threads_batch = options.threads;
@@ -201,16 +213,17 @@ void evaluate(llama_context& context, const Options& options, unsigned seed,
     const llama_vocab* vocab = llama_model_get_vocab(llama_get_model(&context));
     const int vocabulary = llama_vocab_n_tokens(vocab);
     File file(output);
-    const int total = options.prefill + options.decode;
+    std::vector<int> batches = options.batches;
+    batches.insert(batches.end(), static_cast<size_t>(options.decode), 1);
     struct Batch {
         llama_batch batch;
         explicit Batch(int size) : batch(llama_batch_init(size, 0, 1)) {}
         ~Batch() { llama_batch_free(batch); }
-    } holder(options.batch);
+    } holder(*std::max_element(batches.begin(), batches.end()));
     llama_batch& batch = holder.batch;
-    for (int begin = 0; begin < total; begin += batch.n_tokens) {
-        const int left = begin < options.prefill ? options.prefill - begin : 1;
-        batch.n_tokens = left < options.batch ? left : options.batch;
+    int begin = 0;
+    for (const int tokens : batches) {
+        batch.n_tokens = tokens;
         for (int i = 0; i < batch.n_tokens; ++i) {
             batch.token[i] = token_at(seed, begin + i, vocabulary);
             batch.pos[i] = begin + i;
@@ -225,6 +238,7 @@ void evaluate(llama_context& context, const Options& options, unsigned seed,
         for (int i = 0; i < batch.n_tokens; ++i) {
             file.write(llama_get_logits_ith(&context, i), static_cast<size_t>(vocabulary));
         }
+        begin += tokens;
     }
 }
 

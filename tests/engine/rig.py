@@ -1,0 +1,225 @@
+"""The plugin and the program that writes logits: how they are built and run."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import itertools
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moetuner.demo.llamacpp import LlamaBuild, cache_directory
+
+ENGINE = Path(__file__).parents[2] / "engine"
+BUFFER_TYPE = "MOETUNER"
+PATTERN = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+OVERRIDE = ("-ot", f"{PATTERN}={BUFFER_TYPE}")
+KEEP_BUILDS = 3
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What was built. `environment` makes any program of `llama` find the plugin."""
+
+    llama: LlamaBuild
+    plugin: Path
+    logits: Path
+    unit_tests: Path
+
+    def environment(self, **settings: object) -> dict[str, str]:
+        """`settings`: MOETUNER_<NAME>=value."""
+        chosen = {f"MOETUNER_{name.upper()}": str(value) for name, value in settings.items()}
+        return {"GGML_BACKEND_PATH": str(self.plugin), **chosen}
+
+
+def build(llama: LlamaBuild) -> Engine:
+    """Builds both once for each state of the sources, in the user's cache directory."""
+    digest = hashlib.sha256(f"{llama.build}\0{llama.commit}\0{os.environ.get('CXX')}".encode())
+    for path in sorted(ENGINE.rglob("*")):
+        if path.is_file():
+            digest.update(str(path.relative_to(ENGINE)).encode() + b"\0" + path.read_bytes())
+    home = cache_directory()
+    home.mkdir(parents=True, exist_ok=True)
+    directory = home / f"engine-tests-{digest.hexdigest()[:10]}"
+    with (home / "engine-tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (directory / "complete").exists():
+            _compile(llama, directory)
+            (directory / "complete").touch()
+        os.utime(directory)
+        builds = [path for path in home.glob("engine-tests-*") if path.is_dir()]
+        for old in sorted(builds, key=lambda path: path.stat().st_mtime)[:-KEEP_BUILDS]:
+            shutil.rmtree(old)
+    return Engine(
+        llama,
+        directory / "src/ggml/libmoetuner-experts.so",
+        directory / "tests/backend/moetuner_logits",
+        directory / "tests/backend/moetuner_backend_tests",
+    )
+
+
+def _compile(llama: LlamaBuild, directory: Path) -> None:
+    options = {
+        "CMAKE_BUILD_TYPE": "Release",
+        "LLAMA_CPP_DIR": llama.source,
+        "LLAMA_CPP_BUILD": llama.build,
+        "MOETUNER_BUILD_BENCH": "OFF",
+    }
+    configure = ["cmake", "-S", str(ENGINE), "-B", str(directory)]
+    configure += [f"-D{name}={value}" for name, value in options.items()]
+    targets = ["moetuner_experts", "moetuner_logits", "moetuner_backend_tests"]
+    for command in (configure, ["cmake", "--build", str(directory), "-j2", "--target", *targets]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a program wrote and how it ended. `logits`: one for each pair of model and output."""
+
+    returncode: int
+    log: str
+    logits: tuple[bytes, ...] = ()
+
+    def lines(self, *words: str) -> list[str]:
+        """Lines of the log with all the words."""
+        return [line for line in self.log.splitlines() if all(word in line for word in words)]
+
+    def splits(self) -> str:
+        """How many pieces the scheduler cuts graphs into, as llama.cpp says it."""
+        (found,) = set(re.findall(r"nodes = \d+, (splits = \d+)", self.log))
+        return str(found)
+
+
+def run_program(
+    command: Sequence[str | Path],
+    environment: Mapping[str, str] = {},
+    *,
+    limit_s: float = 120,
+    stderr: int = subprocess.STDOUT,
+) -> Result:
+    """Runs it to its end; standard error and output are one log."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        # Waiting threads sleep: the tests share their cores with others.
+        env={**_plain_environment(), "OMP_WAIT_POLICY": "passive", **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        timeout=limit_s,
+    )
+    return Result(done.returncode, done.stdout.decode("utf-8", "replace"))
+
+
+def _plain_environment() -> dict[str, str]:
+    foreign = ("MOETUNER_", "GGML_", "LLAMA_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+
+
+@dataclass
+class Logits:
+    """Runs moetuner_logits and remembers what stock gave."""
+
+    engine: Engine
+    directory: Path
+    _stock: dict[tuple[object, ...], Result] = field(default_factory=dict)
+    _count: itertools.count[int] = field(default_factory=itertools.count)
+
+    def run(
+        self,
+        models: Sequence[Path],
+        arguments: Sequence[object] = (),
+        environment: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
+    ) -> Result:
+        """One output for each model. With `environment` experts go through the plugin.
+
+        `prefix`: a command that runs the program under other conditions.
+        """
+        outputs = [self.directory / f"{next(self._count)}.logits" for _ in models]
+        command: list[str | Path] = [*prefix, self.engine.logits, *map(str, arguments)]
+        if environment is not None:
+            command += ["--experts", BUFFER_TYPE]
+        command += [word for pair in zip(models, outputs, strict=True) for word in pair]
+        done = run_program(command, environment or {})
+        logits = tuple(path.read_bytes() for path in outputs if path.exists())
+        for path in outputs:
+            path.unlink(missing_ok=True)
+        return Result(done.returncode, done.log, logits)
+
+    def stock(self, models: Sequence[Path], arguments: Sequence[object] = ()) -> Result:
+        """The same without the plugin; must work."""
+        key = (*models, "", *arguments)
+        if key not in self._stock:
+            result = self.run(models, arguments)
+            assert result.returncode == 0, result.log
+            self._stock[key] = result
+        return self._stock[key]
+
+    def assert_equal(
+        self,
+        models: Sequence[Path],
+        arguments: Sequence[object] = (),
+        *,
+        stock: Sequence[object] | None = None,
+        prefix: Sequence[str] = (),
+        **settings: object,
+    ) -> Result:
+        """The plugin's logits are stock's, bit for bit, and the cache had a part in them.
+
+        `stock`: arguments for stock if they are others. `settings`: MOETUNER_<NAME>.
+        """
+        got = self.run(models, arguments, self.engine.environment(**settings), prefix)
+        assert got.returncode == 0, got.log
+        assert got.lines("moetuner: expert cache for"), got.log
+        want = self.stock(models, arguments if stock is None else stock)
+        assert all(want.logits) and len(got.logits) == len(models)
+        for index, (ours, theirs) in enumerate(zip(got.logits, want.logits, strict=True)):
+            assert ours == theirs, f"output {index}: {_first_difference(ours, theirs)}\n{got.log}"
+        return got
+
+
+def _first_difference(ours: bytes, theirs: bytes) -> str:
+    pairs = enumerate(zip(memoryview(ours).cast("f"), memoryview(theirs).cast("f"), strict=False))
+    for index, (a, b) in pairs:
+        if a != b:
+            return f"value {index} is {a!r}, stock's {b!r}"
+    return f"{len(ours)} bytes, stock's {len(theirs)}"
+
+
+def covering(dimensions: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Rows in which every pair of values of two dimensions occurs together; deterministic.
+
+    Greedy: about as many rows as the two largest dimensions have pairs.
+    """
+    names = list(dimensions)
+    pairs = {
+        ((a, x), (b, y)): None
+        for a, b in itertools.combinations(names, 2)
+        for x, y in itertools.product(dimensions[a], dimensions[b])
+    }
+    rows = []
+    while pairs:
+        row = dict(next(iter(pairs)))
+        for name in names:
+            if name in row:
+                continue
+
+            def gain(value: Any, name: str = name, row: dict[str, Any] = row) -> int:
+                return sum(_pair(names, name, value, other, row[other]) in pairs for other in row)
+
+            row[name] = max(dimensions[name], key=gain)
+        for a, b in itertools.combinations(names, 2):
+            pairs.pop(((a, row[a]), (b, row[b])), None)
+        rows.append({name: row[name] for name in names})
+    return rows
+
+
+def _pair(names: Sequence[str], a: str, x: Any, b: str, y: Any) -> tuple[Any, Any]:
+    return ((a, x), (b, y)) if names.index(a) < names.index(b) else ((b, y), (a, x))

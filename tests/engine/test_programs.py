@@ -1,0 +1,249 @@
+"""The programs of llama.cpp with the plugin: what they write is what stock writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from moetuner.demo.services import LlamaServer, Service
+from tests.engine.rig import OVERRIDE, Engine, run_program
+
+Model = Callable[[str], Path]
+
+WORDS = ("river", "stone", "bird", "lamp", "seven", "under", "cloud", "paper", "salt", "often")
+TOKENS = 24
+
+
+def _prompts() -> list[str]:
+    """Twelve, of 1 to 78 words."""
+    source = random.Random(5)
+    return [" ".join(source.choice(WORDS) for _ in range(1 + 7 * n)) for n in range(12)]
+
+
+PROMPTS = _prompts()
+
+
+class Server(LlamaServer):
+    """With `env`; `text` is greedy."""
+
+    def __init__(self, command: Sequence[str | Path], log: Path, env: Mapping[str, str]) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        address: list[str | Path] = ["--host", "127.0.0.1", "--port", str(self.port)]
+        # Sleeping threads: the tests share their cores with others.
+        env = {"OMP_WAIT_POLICY": "passive", **env}
+        Service.__init__(self, "llama-server", [*command, *address], log, env)
+
+    def text(self, prompt: str, **body: object) -> str:
+        """HTTPError if the server says that it failed."""
+        asked = {"prompt": prompt, "n_predict": TOKENS, "temperature": 0, "cache_prompt": False}
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/completion",
+            data=json.dumps({**asked, **body}).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=120) as response:
+            content: str = json.load(response)["content"]
+            return content
+
+    def said(self, *words: str) -> list[str]:
+        """Lines of its log with all the words."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return [line for line in lines if all(word in line for word in words)]
+
+    def open_files(self) -> int:
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+
+Start = Callable[..., Server]
+
+
+@pytest.fixture
+def start(engine: Engine, tmp_path: Path) -> Iterator[Start]:
+    """`start("-m", model, …, env=…)`: ready. With `env` experts go through the plugin."""
+    running: list[Server] = []
+
+    def run(*arguments: str | Path, env: Mapping[str, str] | None = None) -> Server:
+        command: list[str | Path] = [engine.llama.server, "--no-repack", "-t", "2"]
+        command += ["-c", "2048", "--log-verbosity", "4", *arguments]
+        command += OVERRIDE if env is not None else ()
+        server = Server(command, tmp_path / f"server-{len(running)}.log", env or {})
+        running.append(server)
+        server.await_ready()
+        return server
+
+    yield run
+    for server in running:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def stock_texts(
+    engine: Engine, model: Model, tmp_path_factory: pytest.TempPathFactory
+) -> list[str]:
+    """Stock's answers to PROMPTS."""
+    log = tmp_path_factory.mktemp("stock") / "server.log"
+    command: list[str | Path] = [engine.llama.server, "-m", model("Q4_K")]
+    server = Server([*command, "--no-repack", "-t", "2", "-c", "2048"], log, {})
+    try:
+        server.await_ready()
+        texts = [server.text(prompt) for prompt in PROMPTS]
+    finally:
+        server.stop()
+    assert len(set(texts)) == len(texts)
+    return texts
+
+
+def _answers(server: Server, prompts: Sequence[str] = PROMPTS) -> list[str]:
+    return [server.text(prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cache_mib"),
+    [
+        ((), 2),
+        (("--load-mode", "none", "--no-warmup"), 1),
+        (("-np", "2", "--check-tensors", "-t", "1"), 64),
+    ],
+    ids=["mmap", "none", "two slots"],
+)
+def test_twelve_prompts(
+    engine: Engine,
+    model: Model,
+    start: Start,
+    stock_texts: list[str],
+    arguments: tuple[str, ...],
+    cache_mib: int,
+) -> None:
+    server = start("-m", model("Q4_K"), *arguments, env=engine.environment(cache_mib=cache_mib))
+    assert _answers(server) == stock_texts
+    assert server.said("moetuner: expert cache for")
+    assert server.stop() == 0
+
+
+def test_draft_model(engine: Engine, model: Model, start: Start, stock_texts: list[str]) -> None:
+    """A cache for each of the two; the draft's guesses are checked in batches."""
+    arguments = ["-m", model("Q4_K"), "-md", model("Q8_0"), "--spec-draft-n-max", "4"]
+    server = start(*arguments, env=engine.environment(cache_mib=2))
+    assert _answers(server) == stock_texts
+    assert len(server.said("moetuner: expert cache for")) == 2
+    assert server.stop() == 0
+
+
+def test_parallel_requests(engine: Engine, model: Model, start: Start) -> None:
+    """Which tokens share a batch is chance, in stock too: so it is only that all end well."""
+    server = start("-m", model("Q4_K"), "-np", "3", env=engine.environment(cache_mib=1))
+    with ThreadPoolExecutor(3) as pool:
+        texts = list(pool.map(server.text, PROMPTS))
+    assert all(texts)
+    assert not server.said("moetuner: cannot")
+    assert server.stop() == 0
+
+
+def test_sleep_and_wake(engine: Engine, model: Model, start: Start, stock_texts: list[str]) -> None:
+    """The model is unloaded while nobody asks, and its files and threads go with it."""
+    arguments = ["-m", model("Q4_K"), "--sleep-idle-seconds", "1"]
+    server = start(*arguments, env=engine.environment(cache_mib=2))
+    asleep = []
+    for round_ in range(2):
+        assert server.text(PROMPTS[round_]) == stock_texts[round_]
+        awake = server.open_files()
+        deadline = time.monotonic() + 30
+        while len(server.said("entering sleeping state", "handle_sleep")) <= round_:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        while server.open_files() >= awake:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        asleep.append(server.open_files())
+    assert asleep[0] == asleep[1]
+    assert server.text(PROMPTS[2]) == stock_texts[2]
+    assert server.stop() == 0
+
+
+def test_router(
+    engine: Engine, model: Model, start: Start, stock_texts: list[str], tmp_path: Path
+) -> None:
+    """Its children have the plugin from the environment and the pattern from its command."""
+    models = tmp_path / "models"
+    models.mkdir()
+    for name in ("Q4_K", "Q8_0"):
+        (models / f"{name}.gguf").symlink_to(model(name))
+    server = start("--models-dir", models, env=engine.environment(cache_mib=2))
+    assert [server.text(prompt, model="Q4_K") for prompt in PROMPTS[:2]] == stock_texts[:2]
+    assert server.text(PROMPTS[0], model="Q8_0") != stock_texts[0]
+    assert server.text(PROMPTS[2], model="Q4_K") == stock_texts[2]
+    assert len(server.said("moetuner: expert cache for")) == 2
+    assert server.stop() == 0
+
+
+def test_file_cut_off_under_the_server(
+    engine: Engine, model: Model, start: Start, stock_texts: list[str], tmp_path: Path
+) -> None:
+    """A request fails and says so; the server lives, and goes on when the bytes are back."""
+    path = tmp_path / "model.gguf"
+    shutil.copyfile(model("Q4_K"), path)
+    whole = path.read_bytes()
+    server = start("-m", path, "--no-warmup", env=engine.environment(cache_mib=1))
+    assert server.text(PROMPTS[0]) == stock_texts[0]
+    # What is left holds all of layer 0 and of the dense weights that lie before it.
+    os.truncate(path, len(whole) * 3 // 4)
+    with pytest.raises(urllib.error.HTTPError) as failure:
+        server.text(PROMPTS[11])
+    assert failure.value.code == 500
+    assert server.said("moetuner: cannot read", str(path), "the file ends there")
+    with path.open("r+b") as file:
+        file.write(whole)
+    assert server.text(PROMPTS[11]) == stock_texts[11]
+    assert server.stop() == 0
+
+
+def test_perplexity(engine: Engine, model: Model, tmp_path: Path) -> None:
+    source = random.Random(7)
+    text = tmp_path / "text"
+    text.write_text(" ".join(source.choice(WORDS) for _ in range(400)))
+    command: list[str | Path] = [engine.llama.perplexity, "-m", model("mixed"), "-f", text]
+    command += ["-c", "128", "-b", "256", "--chunks", "3", "-t", "2", "--no-repack"]
+    stock = run_program(command)
+    ours = run_program([*command, *OVERRIDE], engine.environment(cache_mib=2))
+    values = [re.findall(r"\[\d\]\d+\.\d+|PPL = .*", run.log) for run in (stock, ours)]
+    assert values[0] == values[1]
+    assert len(values[0]) == 4
+    assert ours.returncode == 0
+
+
+@pytest.mark.parametrize("pattern", [(), OVERRIDE], ids=["variable alone", "pattern"])
+def test_bench(engine: Engine, model: Model, pattern: tuple[str, ...]) -> None:
+    command: list[str | Path] = [engine.llama.bench, "-m", model("Q4_K"), "-v", "-t", "1,2"]
+    command += ["--repack", "0", "-p", "40", "-n", "4", "-r", "2", *pattern]
+    result = run_program(command, engine.environment(cache_mib=2))
+    assert result.returncode == 0
+    assert result.lines("moetuner: expert cache for")
+    assert len(result.lines("| MOETUNER", "tg4")) == 2
+
+
+def test_completion(engine: Engine, model: Model) -> None:
+    command: list[str | Path] = [engine.llama.completion, "-m", model("Q4_K"), "-t", "1"]
+    command += ["-p", "under the river", "-n", "24", "--temp", "0", "-no-cnv", "--no-repack"]
+    command += ["--log-verbosity", "0", "--no-perf"]
+    stock = run_program(command, stderr=subprocess.DEVNULL)
+    ours = run_program(
+        [*command, *OVERRIDE], engine.environment(cache_mib=2), stderr=subprocess.DEVNULL
+    )
+    assert (ours.returncode, ours.log) == (stock.returncode, stock.log)
+    assert stock.returncode == 0
+    assert stock.log.startswith("under the river") and len(stock.log.split()) > 8
