@@ -34,7 +34,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
 HOLD_S = 0.3  # the shortest that still lets a slow test machine's calls count as one activity
 LOWEST, HIGHEST = 306_000_000, 1_020_000_000  # of an Orin Nano's GPU
-PROBE, UNKNOWN = "anon_inode:[perf_event]", -1
+PER_PROGRAM = ("anon_inode:[perf_event]", "anon_inode:[pidfd]")
+UNKNOWN = -1
 _NUMBERS = itertools.count()
 
 
@@ -205,18 +206,21 @@ class Daemon:
 
     def held(self, ours: Path) -> dict[str, int]:
         """Its threads and descriptors by kind, files by name. Without files that are not
-        below `ours`: other people's processes use them. UNKNOWN probes, if there are any."""
+        below `ours`: other people's processes use them; if there are any, it is UNKNOWN
+        how many probes and processes it should hold."""
         kinds = Counter(threads=len(os.listdir(f"/proc/{self.pid}/task")))
         foreign = False
         for path in Path(f"/proc/{self.pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):
                 leads_to = re.sub(r":\[\d+\]", "", os.readlink(path))
-                other = leads_to.startswith("/") and not leads_to.startswith((f"{ours}/", "/dev/"))
+                other = leads_to.startswith("/") and not leads_to.startswith(
+                    (f"{ours}/", os.devnull)
+                )
                 foreign |= other
                 kinds[leads_to] += not other
         if foreign:
-            kinds[PROBE] = UNKNOWN
-        return {kind: number for kind, number in kinds.items() if number}
+            return {**kinds, **dict.fromkeys(PER_PROGRAM, UNKNOWN)}
+        return dict(kinds)
 
 
 class Dismissed:

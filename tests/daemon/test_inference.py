@@ -89,9 +89,10 @@ def test_a_second_request_is_a_second_pair_of_lines(
 ) -> None:
     server = servers.start(moe_model, "--cpu-moe", "--no-warmup")
     act.daemon.await_watching(servers.copy.libllama)
-    for number in (1, 2):
-        server.complete("vo", 5)
-        until(lambda n=number: len(act.floors) == 2 * n, "back", act.daemon.text)  # type: ignore[misc]
+    server.complete("vo", 5)
+    until(lambda: len(act.floors) == 2, "up and down", act.daemon.text)
+    server.complete("vo", 5)
+    until(lambda: len(act.floors) == 4, "up and down again", act.daemon.text)
     assert act.floors == 2 * [raised(server), "floor 306 MHz (idle)"]
     assert act.writes == 2 * UP_AND_DOWN
 
