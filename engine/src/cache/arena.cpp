@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t huge_page = 2ULL << 20;
 constexpr uint64_t lock_step = 1ULL << 20; // finer than any limit worth having
-constexpr unsigned lock_on_fault = 1; // MLOCK_ONFAULT: glibc shows it to _GNU_SOURCE only
+constexpr unsigned lock_on_fault = 1;      // MLOCK_ONFAULT: glibc shows it to _GNU_SOURCE only
 
 int lock_pages(void* base, uint64_t bytes) {
     if (syscall(SYS_mlock2, base, bytes, lock_on_fault) == 0) {
@@ -32,8 +32,7 @@ Arena::Arena(uint64_t bytes, uint64_t alignment, bool hugepages, bool lock) : by
     }
     // Mapped with room to align, then cut to size: what stays is exactly `bytes`.
     const uint64_t mapped = bytes + alignment;
-    void* memory = mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS,
-                        -1, 0);
+    void* memory = mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) {
         throw Error("no address space for a cache of " + std::to_string(bytes) +
                     " bytes: " + std::strerror(errno));
@@ -64,9 +63,7 @@ Arena::Arena(uint64_t bytes, uint64_t alignment, bool hugepages, bool lock) : by
     }
 }
 
-Arena::~Arena() {
-    munmap(base_, bytes_);
-}
+Arena::~Arena() { munmap(base_, bytes_); }
 
 void Arena::lock_as_far_as_possible() {
     lock_errno_ = lock_pages(base_, bytes_);

@@ -67,8 +67,7 @@ std::vector<Memory> registrable(const Layout& layout, std::byte* arena) {
 Cache::Impl::Impl(std::vector<UnitSpec> units, const CacheOptions& options, Files& files,
                   std::unique_ptr<Reader> reader, Log log)
     : units_(checked(std::move(units), files)), options_(options), files_(files),
-      log_(std::move(log)), block_(files.block()),
-      piece_bytes_(piece_size(options.piece, block_)),
+      log_(std::move(log)), block_(files.block()), piece_bytes_(piece_size(options.piece, block_)),
       layout_(plan_layout(units_, options.budget, block_, piece_bytes_)),
       arena_(layout_.bytes, block_, options.hugepages, options.lock), reader_(std::move(reader)),
       waits_(std::make_unique<Waits[]>(layer_count(units_))), spin_ns_(options.spin_ns),

@@ -25,10 +25,10 @@
 namespace moetuner {
 
 struct CacheOptions {
-    uint64_t budget = 0; // bytes of the arena: a hard limit
+    uint64_t budget = 0;        // bytes of the arena: a hard limit
     uint32_t piece = 128 << 10; // bytes of one read; rounded up to a multiple of the block
-    bool lock = false;      // mlock the arena, on fault; CacheShape tells how far it went
-    bool hugepages = false; // ask for transparent huge pages
+    bool lock = false;          // mlock the arena, on fault; CacheShape tells how far it went
+    bool hugepages = false;     // ask for transparent huge pages
     // How long wait() polls before it sleeps. 0: sleeps at once, which leaves the core to
     // the reader.
     uint32_t spin_ns = 0;
@@ -96,7 +96,7 @@ class Acquisition {
     Cache* cache_ = nullptr;
     std::vector<Entry> entries_;
     std::vector<uint32_t> rest_;
-    uint64_t sequence_ = 0; // of this acquisition among all of its cache
+    uint64_t sequence_ = 0;        // of this acquisition among all of its cache
     mutable unsigned running_ = 0; // slice whose operation runs; under the cache's lock
 };
 

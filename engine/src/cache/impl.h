@@ -100,17 +100,17 @@ struct Cache::Impl final : Source {
     const Layout layout_;
     Arena arena_;
     const std::unique_ptr<Reader> reader_; // has locks of its own
-    std::unique_ptr<Waits[]> waits_; // by layer
-    std::atomic<uint32_t> spin_ns_; // relaxed
+    std::unique_ptr<Waits[]> waits_;       // by layer
+    std::atomic<uint32_t> spin_ns_;        // relaxed
 
     std::mutex mutex_; // guards all that follows
     SlotTable slots_;
-    std::set<ReadKey> queue_;    // slices with pieces that no reader has seen yet
-    std::deque<Piece> pieces_;   // by tag; a piece is its taker's until done() puts it back
+    std::set<ReadKey> queue_;  // slices with pieces that no reader has seen yet
+    std::deque<Piece> pieces_; // by tag; a piece is its taker's until done() puts it back
     std::vector<uint32_t> idle_pieces_;
     std::vector<uint32_t> retries_;
     std::map<std::pair<uint32_t, uint32_t>, std::string> errors_; // by slot and slice
-    uint64_t sequence_ = 0; // of acquisitions and prefetches
+    uint64_t sequence_ = 0;                                       // of acquisitions and prefetches
     uint64_t acquisitions_ = 0;
     uint64_t next_ticket_ = 0; // of those who acquire and may block
     uint64_t serving_ = 0;

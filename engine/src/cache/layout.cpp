@@ -51,8 +51,7 @@ Layout classify(const std::vector<UnitSpec>& units, uint64_t block, uint32_t pie
         ++size.units;
         size.slices = std::max(size.slices, static_cast<uint32_t>(unit.slices.size()));
         for (const Extent& slice : unit.slices) {
-            size.slice_pieces =
-                std::max(size.slice_pieces, slice_read(slice, block, piece).pieces);
+            size.slice_pieces = std::max(size.slice_pieces, slice_read(slice, block, piece).pieces);
         }
     }
     Layout layout;

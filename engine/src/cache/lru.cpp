@@ -62,8 +62,6 @@ class Lru final : public Policy {
 
 } // namespace
 
-std::unique_ptr<Policy> make_lru(uint32_t units) {
-    return std::make_unique<Lru>(units);
-}
+std::unique_ptr<Policy> make_lru(uint32_t units) { return std::make_unique<Lru>(units); }
 
 } // namespace moetuner

@@ -144,8 +144,8 @@ void Cache::Impl::record_failure(const Piece& piece, const std::string& text) {
 std::string Cache::Impl::failure_text(const Piece& piece, int error) const {
     const RangeRead& read = piece.read;
     const std::string why =
-        error == 0 ? "the file ends there" : std::string(std::strerror(error)) + " (errno " +
-                                                 std::to_string(error) + ")";
+        error == 0 ? "the file ends there"
+                   : std::string(std::strerror(error)) + " (errno " + std::to_string(error) + ")";
     return "cannot read " + files_.name(read.file) + " at offset " +
            std::to_string(read.offset + read.done) + ": " + why;
 }

@@ -49,8 +49,8 @@ struct Slot {
     std::byte* base = nullptr;
     uint32_t unit = no_unit;
     uint32_t pins = 0;
-    uint64_t last_used = 0; // in acquisitions
-    bool speculative = false; // read ahead, and not used yet
+    uint64_t last_used = 0;       // in acquisitions
+    bool speculative = false;     // read ahead, and not used yet
     std::deque<SlotSlice> slices; // as many as its class's units have at most
     uint32_t slice_count = 0;     // of this unit
 
@@ -88,8 +88,8 @@ class SlotTable {
     const uint64_t block_;
     const uint32_t piece_;
     std::deque<Slot> slots_;
-    std::vector<Slot*> slot_of_;           // by unit
-    std::vector<std::vector<Slot*>> free_; // by class; the back is taken first
+    std::vector<Slot*> slot_of_;                    // by unit
+    std::vector<std::vector<Slot*>> free_;          // by class; the back is taken first
     std::vector<std::unique_ptr<Policy>> policies_; // by class
     std::unique_ptr<std::atomic<uint64_t>[]> bits_; // of all slices
     uint32_t used_ = 0;

@@ -9,12 +9,12 @@ namespace moetuner {
 
 struct LayerStats {
     // Units acquired = hits + joined + misses.
-    uint64_t hits = 0;   // everything asked for was there
-    uint64_t joined = 0; // nothing to read, but reads begun earlier still under way
-    uint64_t misses = 0; // something had to be read
-    uint64_t bytes = 0;  // that arrived from files, alignment included
-    uint64_t waits = 0;  // times that a thread had to wait for a slice
-    uint64_t wait_ns = 0; // summed over threads
+    uint64_t hits = 0;      // everything asked for was there
+    uint64_t joined = 0;    // nothing to read, but reads begun earlier still under way
+    uint64_t misses = 0;    // something had to be read
+    uint64_t bytes = 0;     // that arrived from files, alignment included
+    uint64_t waits = 0;     // times that a thread had to wait for a slice
+    uint64_t wait_ns = 0;   // summed over threads
     uint64_t evictions = 0; // units that made room
 };
 
@@ -24,18 +24,18 @@ constexpr size_t latency_buckets = 24;
 
 struct CacheStats {
     LayerStats total;
-    uint64_t rounds = 0;             // acquisitions that could not take all units
-    uint64_t blocked = 0;            // acquisitions that waited for any slot at all
-    uint64_t prefetched = 0;         // units whose reads prefetch() or warm() queued
-    uint64_t prefetch_used = 0;      // of these: acquired later
-    uint64_t prefetch_dropped = 0;   // of these: given up before anyone used them
-    uint64_t reads = 0;              // pieces that arrived
-    uint64_t retries = 0;            // attempts after the first of a piece
-    uint64_t buffered = 0;           // attempts that went through the page cache
-    uint64_t failures = 0;           // pieces that failed for good
-    uint32_t in_flight = 0;          // now
-    uint32_t in_flight_high = 0;     // most ever
-    uint32_t queued = 0;             // slices with pieces not yet submitted, now
+    uint64_t rounds = 0;           // acquisitions that could not take all units
+    uint64_t blocked = 0;          // acquisitions that waited for any slot at all
+    uint64_t prefetched = 0;       // units whose reads prefetch() or warm() queued
+    uint64_t prefetch_used = 0;    // of these: acquired later
+    uint64_t prefetch_dropped = 0; // of these: given up before anyone used them
+    uint64_t reads = 0;            // pieces that arrived
+    uint64_t retries = 0;          // attempts after the first of a piece
+    uint64_t buffered = 0;         // attempts that went through the page cache
+    uint64_t failures = 0;         // pieces that failed for good
+    uint32_t in_flight = 0;        // now
+    uint32_t in_flight_high = 0;   // most ever
+    uint32_t queued = 0;           // slices with pieces not yet submitted, now
     uint32_t queued_high = 0;
     std::array<uint64_t, latency_buckets> latency{};
 };

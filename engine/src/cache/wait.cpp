@@ -68,7 +68,8 @@ uint64_t Acquisition::wait_arrived(size_t i, unsigned s, uint64_t bytes) const {
 }
 
 size_t Acquisition::ready_first(unsigned s, uint32_t* order) const {
-    return split_ready_first(size(), [&](size_t i) { return ready(i, s); }, order);
+    return split_ready_first(
+        size(), [&](size_t i) { return ready(i, s); }, order);
 }
 
 std::string Acquisition::error(size_t i, unsigned s) const {

@@ -97,7 +97,8 @@ class FaultReader final : public Reader, private Source {
             return lost(attempt, EAGAIN);
         }
         if (value > 1 && chance(faults_.short_read)) {
-            const auto less = 1 + static_cast<int64_t>(random_() % static_cast<uint64_t>(value - 1));
+            const auto less =
+                1 + static_cast<int64_t>(random_() % static_cast<uint64_t>(value - 1));
             // Every second one ends at a block, as those of direct reads do.
             const int64_t shorter = random_() % 2 == 0 && less > 4096 ? less / 4096 * 4096 : less;
             std::memset(attempt.target + shorter, junk, static_cast<size_t>(value - shorter));
@@ -114,9 +115,9 @@ class FaultReader final : public Reader, private Source {
     void deliver_late() noexcept {
         std::unique_lock<std::mutex> lock(mutex_);
         for (;;) {
-            const auto next = std::min_element(
-                held_.begin(), held_.end(),
-                [](const Result& a, const Result& b) { return a.due < b.due; });
+            const auto next =
+                std::min_element(held_.begin(), held_.end(),
+                                 [](const Result& a, const Result& b) { return a.due < b.due; });
             if (next == held_.end()) {
                 if (stopping_) {
                     return;

@@ -42,9 +42,7 @@ class Files {
     }
 
     // Whether the file is (still) read with O_DIRECT.
-    bool direct(uint32_t file) const {
-        return files_[file].direct.load(std::memory_order_relaxed);
-    }
+    bool direct(uint32_t file) const { return files_[file].direct.load(std::memory_order_relaxed); }
 
     // Reads `file` through the page cache from now on. The first call for a file warns,
     // with `why`. Blocks no longer than the log callback does.

@@ -15,10 +15,10 @@ namespace moetuner {
 
 // One read as the kernel gets it.
 struct Attempt {
-    uint64_t tag;     // the source's, handed back with the result
-    uint64_t offset;  // direct: multiple of Files::block()
+    uint64_t tag;    // the source's, handed back with the result
+    uint64_t offset; // direct: multiple of Files::block()
     std::byte* target;
-    uint32_t length;  // direct: multiple of Files::block()
+    uint32_t length; // direct: multiple of Files::block()
     uint32_t file;
     bool direct;
 };
@@ -75,6 +75,8 @@ struct ReaderOptions {
     ReaderKind kind = ReaderKind::automatic;
     unsigned depth = 32;  // io_uring
     unsigned threads = 8; // pool
+    // io_uring: the reaper thread submits everything, else whoever acquires does.
+    bool reaper_submits = false;
     // Registration pins the memory at once: all of the arena becomes resident at start,
     // and counts against RLIMIT_MEMLOCK. Refused → goes on without, and says so.
     bool register_buffers = false;

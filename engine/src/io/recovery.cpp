@@ -13,9 +13,7 @@ bool is_hindrance(int error) {
            error == ECANCELED;
 }
 
-bool refuses_direct(int error) {
-    return error == EINVAL || error == EOPNOTSUPP;
-}
+bool refuses_direct(int error) { return error == EINVAL || error == EOPNOTSUPP; }
 
 Judgement once_more(RangeRead& read, int error) {
     if (read.retried) {

@@ -13,9 +13,9 @@ struct RangeRead {
     uint64_t offset;   // multiple of the block
     std::byte* target; // multiple of the block; room for `length`
     uint32_t file;
-    uint32_t length; // multiple of the block: what a direct read asks for
-    uint32_t needed; // at most `length`: with these bytes the range has arrived
-    uint32_t done = 0; // bytes that are there, from `offset` on
+    uint32_t length;       // multiple of the block: what a direct read asks for
+    uint32_t needed;       // at most `length`: with these bytes the range has arrived
+    uint32_t done = 0;     // bytes that are there, from `offset` on
     uint32_t hindered = 0; // consecutive results that were nobody's fault
     bool buffered = false; // this range goes through the page cache from here on
     bool retried = false;  // it had its one more chance after an error
@@ -35,7 +35,7 @@ enum class Verdict {
 
 struct Judgement {
     Verdict verdict;
-    int error = 0; // failed: errno, or 0 for the end of the file
+    int error = 0;               // failed: errno, or 0 for the end of the file
     bool refused_direct = false; // the file cannot be read with O_DIRECT after all
 };
 

@@ -8,6 +8,7 @@
 #include <liburing.h>
 #include <mutex>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <thread>
 #include <unistd.h>
 
@@ -18,26 +19,28 @@ namespace {
 
 constexpr unsigned ring_entries = 256; // the largest depth
 constexpr unsigned batch = 32;         // attempts taken at a time
+// Headers of Ubuntu 22.04 have no names for them.
+constexpr unsigned single_issuer = 1U << 12;
+constexpr unsigned defer_taskrun = 1U << 13;
 constexpr uint64_t bell = ~0ULL;       // user data of the read that stop() completes
 
-std::string reason(int error) {
-    return std::strerror(error);
-}
+std::string reason(int error) { return std::strerror(error); }
 
-// Whoever acquires submits at once, up to the depth; one reaper thread waits for
-// completions and refills.
+// One reaper thread waits for completions and refills. Who submits what an acquisition has
+// queued is an option: the acquiring thread itself, at once; or the reaper, woken for it.
 class UringReader final : public Reader {
   public:
     UringReader(const ReaderOptions& options, Files& files, Log log)
         : files_(files), log_(std::move(log)), options_(options),
           depth_(std::clamp(options.depth, 1U, ring_entries)), attempts_(ring_entries) {
-        const int result = io_uring_queue_init(ring_entries, &ring_, 0);
+        const int result = create_ring();
         if (result < 0) {
             throw Error("io_uring is refused: " + reason(-result));
         }
         bell_fd_ = eventfd(0, EFD_CLOEXEC);
         io_uring_probe* probe = io_uring_get_probe_ring(&ring_);
-        const bool reads = probe != nullptr && io_uring_opcode_supported(probe, IORING_OP_READ) != 0;
+        const bool reads =
+            probe != nullptr && io_uring_opcode_supported(probe, IORING_OP_READ) != 0;
         io_uring_free_probe(probe);
         if (!reads || bell_fd_ < 0) {
             close_all();
@@ -61,6 +64,12 @@ class UringReader final : public Reader {
     }
 
     void kick() noexcept override {
+        if (options_.reaper_submits) {
+            if (!told_.exchange(true, std::memory_order_acq_rel)) {
+                ring_bell();
+            }
+            return;
+        }
         if (fills_wanted_.fetch_add(1, std::memory_order_acq_rel) != 0) {
             return; // whoever fills will do it once more: nobody waits for its system call
         }
@@ -79,10 +88,8 @@ class UringReader final : public Reader {
         if (!reaper_.joinable()) {
             return;
         }
-        stopping_.store(true);
-        const uint64_t one = 1;
-        while (write(bell_fd_, &one, sizeof one) < 0 && errno == EINTR) {
-        }
+        stopping_.store(true, std::memory_order_release);
+        ring_bell();
         reaper_.join();
     }
 
@@ -103,6 +110,25 @@ class UringReader final : public Reader {
     }
 
   private:
+    // With one submitter the kernel can leave all work on completions to that thread's own
+    // waiting (Linux 6.1): no other thread is interrupted for it.
+    int create_ring() noexcept {
+        if (options_.reaper_submits) {
+            const unsigned one = IORING_SETUP_R_DISABLED | single_issuer | defer_taskrun;
+            if (io_uring_queue_init(ring_entries, &ring_, one) == 0) {
+                disabled_ = true; // the thread that enables it is the one that submits
+                return 0;
+            }
+        }
+        return io_uring_queue_init(ring_entries, &ring_, 0);
+    }
+
+    void ring_bell() noexcept {
+        const uint64_t one = 1;
+        while (write(bell_fd_, &one, sizeof one) < 0 && errno == EINTR) {
+        }
+    }
+
     void close_all() noexcept {
         io_uring_queue_exit(&ring_);
         if (bell_fd_ >= 0) {
@@ -152,7 +178,7 @@ class UringReader final : public Reader {
                                 (result == -ENOMEM ? ": see ulimit -l)" : ")"));
     }
 
-    // Takes and submits until the depth is reached. Called by kick() alone.
+    // Takes and submits until the depth is reached: who owns the submission queue.
     void fill() noexcept {
         if (bell_wanted_.exchange(false, std::memory_order_acq_rel)) {
             io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
@@ -242,13 +268,22 @@ class UringReader final : public Reader {
         nanosleep(&millisecond, nullptr);
     }
 
-    void arm_bell() noexcept {
-        bell_wanted_.store(true, std::memory_order_release);
-        kick();
+    // The reaper's: a fill, and the bell armed if it is not.
+    void refill() noexcept {
+        if (!options_.reaper_submits) {
+            kick();
+            return;
+        }
+        told_.exchange(false, std::memory_order_acq_rel); // before the work is looked for
+        fill();
     }
 
     void reap() noexcept {
-        arm_bell();
+        if (disabled_) {
+            syscall(SYS_io_uring_register, ring_.ring_fd, IORING_REGISTER_ENABLE_RINGS, nullptr, 0);
+        }
+        bell_wanted_.store(true, std::memory_order_release);
+        refill();
         for (;;) {
             io_uring_cqe* first = nullptr;
             const int waited = io_uring_wait_cqe(&ring_, &first);
@@ -265,7 +300,7 @@ class UringReader final : public Reader {
                 source_->done(finished[i], results[i]);
             }
             if (!stopping_.load(std::memory_order_acquire)) {
-                kick();
+                refill();
             } else if (in_flight() == 0) {
                 return;
             }
@@ -292,8 +327,8 @@ class UringReader final : public Reader {
             }
         }
         io_uring_cq_advance(&ring_, there);
-        if (rung && !stopping_.load(std::memory_order_acquire)) {
-            arm_bell(); // it was cancelled, not rung
+        if (rung) {
+            bell_wanted_.store(true, std::memory_order_release); // the next fill arms it again
         }
         return n;
     }
@@ -306,12 +341,15 @@ class UringReader final : public Reader {
     std::vector<Memory> buffers_; // empty: not registered
     std::atomic<unsigned> depth_;
     std::atomic<bool> stopping_{false}; // release by stop(), acquire by the reaper
+    bool disabled_ = false; // the ring, until the reaper enables it
+    // The reaper has been told of new work and has not looked for it yet.
+    std::atomic<bool> told_{false};
 
     // Calls of kick() that no fill() has answered yet. Who raises it from 0 owns the
     // submission queue until it lowers it to 0 again; acquire and release hand both the
     // queue and the knowledge of new work from thread to thread.
     std::atomic<unsigned> fills_wanted_{0};
-    io_uring ring_{}; // its completion queue is the reaper's
+    io_uring ring_{};         // its completion queue is the reaper's
     bool complained_ = false; // the queue's owner
     std::atomic<bool> bell_wanted_{false};
 
@@ -319,7 +357,7 @@ class UringReader final : public Reader {
     uint64_t rung_ = 0; // written by the kernel
     std::thread reaper_;
 
-    mutable std::mutex mutex_; // guards what follows; never held during a system call
+    mutable std::mutex mutex_;      // guards what follows; never held during a system call
     std::vector<Attempt> attempts_; // those under way, by place
     std::vector<unsigned> free_;    // places
 };

@@ -90,9 +90,8 @@ Log Said::log() {
 
 size_t Said::count(LogLevel level) const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return static_cast<size_t>(std::count_if(lines_.begin(), lines_.end(), [&](const Line& line) {
-        return line.level == level;
-    }));
+    return static_cast<size_t>(std::count_if(
+        lines_.begin(), lines_.end(), [&](const Line& line) { return line.level == level; }));
 }
 
 bool Said::contains(const std::string& part) const { return all().find(part) != std::string::npos; }
@@ -171,14 +170,14 @@ std::vector<ReaderCase> readers() {
                            options.kind = ReaderKind::uring;
                            return make_reader(options, files, log);
                        }});
-        all.push_back({"io_uring, registered buffers, no registered files",
-                       [](Files& files, const Log& log) {
-                           ReaderOptions options;
-                           options.kind = ReaderKind::uring;
-                           options.register_buffers = true;
-                           options.register_files = false;
-                           return make_reader(options, files, log);
-                       }});
+        all.push_back(
+            {"io_uring, registered buffers, no registered files", [](Files& files, const Log& log) {
+                 ReaderOptions options;
+                 options.kind = ReaderKind::uring;
+                 options.register_buffers = true;
+                 options.register_files = false;
+                 return make_reader(options, files, log);
+             }});
     }
     return all;
 }

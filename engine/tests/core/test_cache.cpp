@@ -74,8 +74,8 @@ TEST_CASE("every reader brings the file's bytes, at the file's alignment") {
         for (const bool direct : {true, false}) {
             CAPTURE(direct);
             Rig rig(make_model(3, 8, odd_slices), direct);
-            const auto cache = rig.cache(way.make(rig.files, rig.said.log()),
-                                         options_of(rig.budget(6)));
+            const auto cache =
+                rig.cache(way.make(rig.files, rig.said.log()), options_of(rig.budget(6)));
             for (uint32_t first = 0; first < 24; first += 6) {
                 const auto units = range(first, 6);
                 Acquisition got = cache->acquire(units.data(), units.size());

@@ -146,8 +146,8 @@ TEST_CASE("storm: every byte is right") {
                 CAPTURE(contexts);
                 CAPTURE(slots);
                 Rig rig(make_model(3, 16, slices));
-                const auto cache = rig.cache(way.make(rig.files, rig.said.log()),
-                                             options_of(rig.budget(slots)));
+                const auto cache =
+                    rig.cache(way.make(rig.files, rig.said.log()), options_of(rig.budget(slots)));
                 Tally tally;
                 storm(rig, *cache, contexts, 120 / static_cast<int>(contexts), tally);
                 CHECK(tally.slices > 500);
@@ -273,7 +273,8 @@ TEST_CASE("depth of 1 and of more than there is, changed at run time") {
     for (const ReaderCase& way : readers()) {
         CAPTURE(way.name);
         Rig rig(make_model(1, 8, slices));
-        const auto cache = rig.cache(way.make(rig.files, rig.said.log()), options_of(rig.budget(8)));
+        const auto cache =
+            rig.cache(way.make(rig.files, rig.said.log()), options_of(rig.budget(8)));
         for (const unsigned depth : {1U, 2U, 0U, 100000U, 8U}) {
             cache->set_depth(depth);
             CHECK(cache->depth() >= 1);

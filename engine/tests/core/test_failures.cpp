@@ -122,8 +122,8 @@ TEST_CASE("a single EIO is forgiven") {
     Faults faults;
     faults.eio = 30;
     faults.seed = 5;
-    const auto cache = rig.cache(make_fault_reader(pool(rig.files, 1), faults),
-                                 options_of(rig.budget(5)));
+    const auto cache =
+        rig.cache(make_fault_reader(pool(rig.files, 1), faults), options_of(rig.budget(5)));
     const Outcome outcome = read_all(rig, *cache);
     CHECK(outcome.right == 48);
     CHECK(cache->stats().retries > 0);
@@ -220,7 +220,8 @@ TEST_CASE("everybody who waits for a slice learns of its failure") {
     std::vector<std::thread> waiting;
     for (int t = 0; t < 3; ++t) {
         waiting.emplace_back([&, t] {
-            const bool good = t == 0 ? got.wait_arrived(0, 0, 50000) != 0 : got.wait(0, 0) != nullptr;
+            const bool good =
+                t == 0 ? got.wait_arrived(0, 0, 50000) != 0 : got.wait(0, 0) != nullptr;
             failed += good ? 0 : 1;
         });
     }
@@ -239,8 +240,8 @@ TEST_CASE("a file cut short under us: what is gone fails, what is left is right"
     for (const ReaderCase& way : readers()) {
         CAPTURE(way.name);
         Rig rig(make_model(2, 8, slices));
-        const auto cache = rig.cache(way.make(rig.files, rig.said.log()),
-                                     options_of(rig.budget(4)));
+        const auto cache =
+            rig.cache(way.make(rig.files, rig.said.log()), options_of(rig.budget(4)));
         const uint64_t cut = rig.model.units[12].slices[1].offset + 777;
         std::filesystem::resize_file(rig.directory.path("model.gguf"), cut);
         size_t lost = 0;
@@ -264,8 +265,8 @@ TEST_CASE("a slice that ends with the file, inside a block") {
             Model model = make_model(1, 3, {50001});
             model.file_bytes = model.units[2].slices[0].offset + 50001 + after;
             Rig rig(model);
-            const auto cache = rig.cache(way.make(rig.files, rig.said.log()),
-                                         options_of(rig.budget(3)));
+            const auto cache =
+                rig.cache(way.make(rig.files, rig.said.log()), options_of(rig.budget(3)));
             CHECK(read_all(rig, *cache).right == 3);
         }
     }
@@ -275,8 +276,8 @@ TEST_CASE("a file system in memory, which takes or refuses O_DIRECT as its kerne
     for (const ReaderCase& way : readers()) {
         CAPTURE(way.name);
         Rig rig(make_model(2, 4, slices), true, "/dev/shm");
-        const auto cache = rig.cache(way.make(rig.files, rig.said.log()),
-                                     options_of(rig.budget(4)));
+        const auto cache =
+            rig.cache(way.make(rig.files, rig.said.log()), options_of(rig.budget(4)));
         CHECK(read_all(rig, *cache).right == 24);
         CHECK(rig.said.count(LogLevel::warning) == (rig.files.direct(0) ? 0 : 1));
     }

@@ -114,9 +114,8 @@ TEST_CASE("the budget is never exceeded, and what is left is less than any missi
 
 TEST_CASE("classes get the same share of their units") {
     const auto units = units_of({{400000, 100}, {600000, 300}});
-    const Layout layout =
-        plan_layout(units, 100 * slot_bytes(units[0], 4096) + 100 * slot_bytes(units[399], 4096),
-                    4096, 131072);
+    const Layout layout = plan_layout(
+        units, 100 * slot_bytes(units[0], 4096) + 100 * slot_bytes(units[399], 4096), 4096, 131072);
     REQUIRE(layout.classes.size() == 2);
     CHECK(layout.classes[0].units == 300); // larger slots first
     const double large = layout.classes[0].slots / 300.0;
@@ -125,7 +124,8 @@ TEST_CASE("classes get the same share of their units") {
 }
 
 TEST_CASE("units of the same slot size share a class, whatever their slices") {
-    std::vector<UnitSpec> units{{{{0, 0, 4096}, {0, 0, 8192}}, 0}, {{{0, 0, 8192}, {0, 0, 4096}}, 0}};
+    std::vector<UnitSpec> units{{{{0, 0, 4096}, {0, 0, 8192}}, 0},
+                                {{{0, 0, 8192}, {0, 0, 4096}}, 0}};
     const Layout layout = plan_layout(units, 1 << 20, 4096, 4096);
     CHECK(layout.classes.size() == 1);
     CHECK(layout.bytes == 2 * (2 * 4096 + 3 * 4096)); // not more slots than units

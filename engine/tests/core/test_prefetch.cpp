@@ -121,7 +121,8 @@ TEST_CASE("reading ahead takes no slot from what is pinned or was used lately") 
     CHECK(manual.prefetch({11}) == 0); // what was read ahead is not old either
 }
 
-TEST_CASE("an acquisition takes the slots of what is queued for later, never of what is under way") {
+TEST_CASE(
+    "an acquisition takes the slots of what is queued for later, never of what is under way") {
     Manual manual(3, 1);
     manual.prefetch({0, 1, 2}); // 0's first slice is under way
     const uint32_t units[] = {8, 9, 10};

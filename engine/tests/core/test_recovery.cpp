@@ -103,7 +103,8 @@ TEST_CASE_FIXTURE(Fixture, "EIO of a file without direct reads: once more as wel
     CHECK(after(-EIO).verdict == Verdict::failed);
 }
 
-TEST_CASE_FIXTURE(Fixture, "EINVAL of a direct read: the file has none, and nothing is lost by it") {
+TEST_CASE_FIXTURE(Fixture,
+                  "EINVAL of a direct read: the file has none, and nothing is lost by it") {
     for (const int error : {EINVAL, EOPNOTSUPP}) {
         read = four_blocks(memory.data());
         const Judgement refused = after(-error);

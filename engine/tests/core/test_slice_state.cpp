@@ -149,9 +149,7 @@ TEST_CASE("ready ones first: one question each, whatever the answers do meanwhil
         // Every answer is true from the second question on: the historic bug, which asked
         // once for either part, then has the unit in neither (or in both).
         const size_t ready = split_ready_first(
-            n,
-            [&](size_t i) { return asked[i]++ > 0 || (answers >> i & 1) != 0; },
-            order.data());
+            n, [&](size_t i) { return asked[i]++ > 0 || (answers >> i & 1) != 0; }, order.data());
         for (const unsigned times : asked) {
             REQUIRE(times == 1);
         }
@@ -188,7 +186,8 @@ TEST_CASE("ready ones first while a reader makes them ready") {
         });
         size_t ready = 0;
         do {
-            ready = split_ready_first(n, [&](size_t i) { return states[i].ready(); }, order.data());
+            ready = split_ready_first(
+                n, [&](size_t i) { return states[i].ready(); }, order.data());
             std::vector<uint32_t> sorted = order;
             std::sort(sorted.begin(), sorted.end());
             for (uint32_t i = 0; i < n; ++i) {
