@@ -34,7 +34,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
 HOLD_S = 0.3  # the shortest that still lets a slow test machine's calls count as one activity
 LOWEST, HIGHEST = 306_000_000, 1_020_000_000  # of an Orin Nano's GPU
-PER_PROGRAM = ("anon_inode:[perf_event]", "anon_inode:[pidfd]")
+PER_PROGRAM = ("anon_inode:[perf_event]", "anon_inode:[pidfd]", "threads")
 UNKNOWN = -1
 _NUMBERS = itertools.count()
 
@@ -207,7 +207,7 @@ class Daemon:
     def held(self, ours: Path) -> dict[str, int]:
         """Its threads and descriptors by kind, files by name. Without files that are not
         below `ours`: other people's processes use them; if there are any, it is UNKNOWN
-        how many probes and processes it should hold."""
+        how many probes and processes it should hold, and whether a thread takes some out."""
         kinds = Counter(threads=len(os.listdir(f"/proc/{self.pid}/task")))
         foreign = False
         for path in Path(f"/proc/{self.pid}/fd").iterdir():
