@@ -305,12 +305,13 @@ std::vector<uint32_t> Cache::Impl::hot() {
     for (uint32_t c = 0; c < layout_.classes.size(); ++c) {
         const std::vector<uint32_t> order = slots_.policy(c).order();
         for (size_t k = 0; k < order.size(); ++k) {
-            const double colder = static_cast<double>(order.size() - k);
+            const auto colder = static_cast<double>(order.size() - k);
             ranked.emplace_back(colder / static_cast<double>(order.size()), order[k]);
         }
     }
     std::sort(ranked.begin(), ranked.end());
     std::vector<uint32_t> units;
+    units.reserve(ranked.size());
     for (const auto& [rank, unit] : ranked) {
         units.push_back(unit);
     }

@@ -38,7 +38,7 @@ Arena::Arena(uint64_t bytes, uint64_t alignment, bool hugepages, bool lock) : by
                     " bytes: " + std::strerror(errno));
     }
     auto* first = static_cast<std::byte*>(memory);
-    const uint64_t address = reinterpret_cast<uintptr_t>(first);
+    const auto address = reinterpret_cast<uintptr_t>(first);
     const uint64_t skip = (alignment - address % alignment) % alignment;
     base_ = first + skip;
     if (skip > 0) {

@@ -15,7 +15,7 @@ namespace moetuner {
 struct ReplayOptions {
     ReaderOptions reader;
     uint32_t piece = 128 << 10;
-    bool hugepages = false;
+    bool hugepages = true;
 };
 
 struct ReplayResult {

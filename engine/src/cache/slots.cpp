@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 namespace moetuner {
 
@@ -21,9 +22,9 @@ bool Slot::idle_but_queued() const {
     });
 }
 
-SlotTable::SlotTable(const std::vector<UnitSpec>& units, const Layout& layout, std::byte* arena,
+SlotTable::SlotTable(const std::vector<UnitSpec>& units, Layout layout, std::byte* arena,
                      uint64_t block, uint32_t piece, const PolicyFactory& policy)
-    : units_(units), layout_(layout), block_(block), piece_(piece), slot_of_(units.size()) {
+    : units_(units), layout_(std::move(layout)), block_(block), piece_(piece), slot_of_(units.size()) {
     size_t words = 0;
     for (const SizeClass& size : layout_.classes) {
         words += size_t{size.slots} * size.slices * ((size.slice_pieces + 63) / 64);

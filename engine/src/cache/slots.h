@@ -60,7 +60,7 @@ struct Slot {
 
 class SlotTable {
   public:
-    SlotTable(const std::vector<UnitSpec>& units, const Layout& layout, std::byte* arena,
+    SlotTable(const std::vector<UnitSpec>& units, Layout layout, std::byte* arena,
               uint64_t block, uint32_t piece, const PolicyFactory& policy);
 
     Slot* find(uint32_t unit) { return slot_of_[unit]; }

@@ -46,6 +46,7 @@ class UringReader final : public Reader {
             close_all();
             throw Error("io_uring has no plain reads on this kernel");
         }
+        free_.reserve(ring_entries);
         for (unsigned i = ring_entries; i-- > 0;) {
             free_.push_back(i);
         }
@@ -123,7 +124,7 @@ class UringReader final : public Reader {
         return io_uring_queue_init(ring_entries, &ring_, 0);
     }
 
-    void ring_bell() noexcept {
+    void ring_bell() const noexcept {
         const uint64_t one = 1;
         while (write(bell_fd_, &one, sizeof one) < 0 && errno == EINTR) {
         }
@@ -148,6 +149,7 @@ class UringReader final : public Reader {
             return;
         }
         std::vector<int> descriptors;
+        descriptors.reserve(size_t{2} * files_.count());
         for (uint32_t file = 0; file < files_.count(); ++file) {
             descriptors.push_back(files_.descriptor(file, false));
             descriptors.push_back(files_.descriptor(file, true)); // -1: an empty place
@@ -165,6 +167,7 @@ class UringReader final : public Reader {
             return;
         }
         std::vector<iovec> vectors;
+        vectors.reserve(memory.size());
         for (const Memory& block : memory) {
             vectors.push_back({block.base, block.bytes});
         }

@@ -183,7 +183,7 @@ TEST_CASE("the least recently used unit goes, but never one that the operation i
 
 TEST_CASE("more units than slots: rounds that read every unit once") {
     Rig rig(make_model(1, 16, odd_slices));
-    for (const uint64_t slots : {1, 2, 3, 5, 16}) {
+    for (const uint64_t slots : {1U, 2U, 3U, 5U, 16U}) {
         CAPTURE(slots);
         const auto cache = rig.cache(pool(rig.files), options_of(rig.budget(slots)));
         CHECK(cache->slots_for(0) == slots);

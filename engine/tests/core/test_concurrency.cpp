@@ -141,7 +141,7 @@ void storm(Rig& rig, Cache& cache, unsigned contexts, int operations, Tally& tal
 TEST_CASE("storm: every byte is right") {
     for (const ReaderCase& way : readers()) {
         for (const unsigned contexts : {1U, 2U, 4U}) {
-            for (const uint64_t slots : {4, 20}) {
+            for (const uint64_t slots : {4U, 20U}) {
                 CAPTURE(way.name);
                 CAPTURE(contexts);
                 CAPTURE(slots);

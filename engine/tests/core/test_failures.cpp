@@ -261,7 +261,7 @@ TEST_CASE("a file cut short under us: what is gone fails, what is left is right"
 TEST_CASE("a slice that ends with the file, inside a block") {
     for (const ReaderCase& way : readers()) {
         CAPTURE(way.name);
-        for (const uint64_t after : {0, 1, 95}) {
+        for (const uint64_t after : {0U, 1U, 95U}) {
             Model model = make_model(1, 3, {50001});
             model.file_bytes = model.units[2].slices[0].offset + 50001 + after;
             Rig rig(model);

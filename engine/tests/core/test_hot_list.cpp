@@ -74,7 +74,7 @@ TEST_CASE("a cache warmed with the list has the same units in the same order") {
     std::vector<uint32_t> hot;
     {
         const auto cache = rig.cache(pool(rig.files), options_of(rig.budget(5)));
-        for (const uint32_t unit : {0, 1, 9, 2, 15, 3, 1}) {
+        for (const uint32_t unit : {0U, 1U, 9U, 2U, 15U, 3U, 1U}) {
             use(*cache, unit);
         }
         hot = cache->hot();
@@ -85,7 +85,7 @@ TEST_CASE("a cache warmed with the list has the same units in the same order") {
     cache->drain();
     CHECK(cache->hot() == hot);
     const uint64_t read = cache->stats().reads;
-    for (const uint32_t unit : {9, 1}) {
+    for (const uint32_t unit : {9U, 1U}) {
         use(*cache, unit);
     }
     CHECK(cache->stats().reads == read);
