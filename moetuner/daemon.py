@@ -190,7 +190,7 @@ class Daemon:
             look = self._watcher.look(pid, now - self._activity.hold)
             sample = activity.Sample(pid, look.last, look.in_flight, look.progress)
             self._activity = activity.step(self._activity, sample, now)
-            self._status.touch()
+            self._status.count()
 
     def _demand(self) -> None:
         who = self._activity.who
@@ -202,6 +202,7 @@ class Daemon:
 
     def _settle(self, event: Event, now: float | None = None) -> None:
         at = self._clock() if now is None else now
+        before = floor.raised_hz(self._floor)
         # What others wrote until now is told first: in terms of what was held then.
         touched = self._touch.drain()
         events = [event] if touched is None else [Touched(touched), event]
@@ -212,7 +213,8 @@ class Daemon:
             if self._overtaken is not None:
                 events.append(Touched(self._overtaken))
                 self._overtaken = None
-        self._status.touch()
+        if floor.raised_hz(self._floor) != before or not isinstance(event, Tick | Throttling):
+            self._status.touch()
 
     def _carry_out(self, action: Action) -> Event | None:
         if not isinstance(action, WriteMin | RestoreMin):

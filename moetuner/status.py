@@ -1,6 +1,7 @@
 """status.json: what the daemon tells others about itself, and how people see it.
 
-Written by atomic replace, when something changed and at most once a second. Its keys
+Written by atomic replace, when something changed and at most once a second (every two
+seconds while only counters run on). Its keys
 are a contract (docs/status.md): they are added to, not renamed; `version` counts
 incompatible changes.
 """
@@ -26,6 +27,7 @@ PATH = "/run/moetuner/status.json"
 VERSION = 1
 LIMIT = 4 << 20  # bytes; 1,000 processes make 0.3 MB
 EVERY_S = 1.0
+COUNTERS_EVERY_S = 2.0  # writing it is a third of what the daemon does while tokens flow
 SLACK_S = 0.05  # a wake-up that comes for something else this early writes it too
 # The most recent callers that are listed; a machine with more has its counts in `totals`.
 LISTED = 200
@@ -38,30 +40,34 @@ class Writer:
 
     def __init__(self, root: SysRoot) -> None:
         self._root = root
-        self._changed = True
+        self._every_s: float | None = EVERY_S  # None: nothing changed
         self._written_at = float("-inf")
         self._failing = False
 
     def touch(self) -> None:
         """Something that status shows has changed."""
-        self._changed = True
+        self._every_s = EVERY_S
+
+    def count(self) -> None:
+        """Only counters have."""
+        self._every_s = self._every_s or COUNTERS_EVERY_S
 
     @property
     def deadline(self) -> float | None:
-        return self._written_at + EVERY_S if self._changed else None
+        return None if self._every_s is None else self._written_at + self._every_s
 
     def due(self, now: float) -> bool:
-        return self._changed and now >= self._written_at + EVERY_S - SLACK_S
+        return self.deadline is not None and now >= self.deadline - SLACK_S
 
     def write(self, snapshot: Snapshot, now: float) -> str | None:
         """Why it could not be written, the first time that happens; the daemon goes on without,
         and tries again a second later."""
-        self._changed, self._written_at = False, now
+        self._every_s, self._written_at = None, now
         snapshot["updated"] = round(time.time(), 3)
         try:
             self._root.replace(PATH, json.dumps(snapshot) + "\n")
         except SystemRefused as error:
-            first, self._failing, self._changed = not self._failing, True, True
+            first, self._failing, self._every_s = not self._failing, True, EVERY_S
             return error.message if first else None
         self._failing = False
         return None

@@ -76,6 +76,16 @@ def test_written_when_changed_and_once_a_second(root: SysRoot) -> None:
     assert [writer.deadline, writer.due(100.5), writer.due(101.0)] == [101.0, False, True]
 
 
+def test_counters_alone_are_written_less_often(root: SysRoot) -> None:
+    writer = status.Writer(root)
+    assert writer.write(snapshot(), 100.0) is None
+    writer.count()
+    assert [writer.deadline, writer.due(101.0), writer.due(102.0)] == [102.0, False, True]
+    writer.touch()
+    writer.count()
+    assert writer.deadline == 101.0
+
+
 def test_a_status_that_cannot_be_written_is_said_once(root: SysRoot) -> None:
     writer = status.Writer(root)
     root.path("/run/moetuner").write_text("a file where a directory should be")
