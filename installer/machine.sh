@@ -83,6 +83,8 @@ missing_build_tools() { # python
     for entry in "${BUILD_TOOLS[@]}"; do
         command -v "${entry%%:*}" >/dev/null || say "${entry##*:}"
     done | sort -u
+    # A header, not a program. Without it the expert cache reads with threads only.
+    c++ -E -x c++ - <<<'#include <liburing.h>' >/dev/null 2>&1 || say liburing-dev
     # ensurepip is what Debian leaves out of its Python.
     "$1" -c 'import ensurepip' 2>/dev/null || say python3-venv
 }

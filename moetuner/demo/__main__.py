@@ -1,4 +1,5 @@
-"""Shows the GPU floor at work on a simulated board, with everything else real.
+"""Shows the GPU floor at work on a simulated board, and the expert cache beside stock
+llama.cpp, with everything else real.
 
     python3 -m moetuner.demo [--keep] [--cache DIR] [--llama DIR] [--json]
 
@@ -71,7 +72,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python3 -m moetuner.demo",
         description="Show the GPU floor at work: the real daemon and a real llama-server with a "
-        "small MoE model, on a simulated Jetson board. Needs root.",
+        "small MoE model, on a simulated Jetson board; then the expert cache beside stock "
+        "llama.cpp with a model larger than the memory it gets. Needs root.",
         epilog="Example: sudo python3 -m moetuner.demo --keep",
     )
     parser.add_argument("--keep", action="store_true", help="leave it running at the end")
@@ -112,6 +114,10 @@ def _run(options: argparse.Namespace, console: Console) -> Outcome:
         stack.callback(lambda: None if keep.kept else shutil.rmtree(directory, ignore_errors=True))
         stage, cast, recorder = _set_up(directory, built, (moe, dense), console, stack, keep)
         _play(stage, cast, options.keep)
+        # Needs gguf and numpy, which _models has seen.
+        from moetuner.demo.sidebyside import compare
+
+        compare(built, directory, cache, console, stage.outcome)
         ours = frozenset(service.pid for service in keep.services)
         foreign = [] if stage.outcome.good else others(recorder.since(0).journal, ours)
         for line in foreign:

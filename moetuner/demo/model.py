@@ -54,6 +54,7 @@ class ModelSpec:
     expert_type: str = "Q8_0"
     down_type: str | None = None
     dense_type: str = "F16"
+    router_skew: float = 0.0
     seed: int = 1
 
     @property
@@ -141,14 +142,18 @@ def write(spec: ModelSpec, path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for tensor in tensors:
-        writer.write_tensor_data(_data(tensor, spec.seed, tokens))
+        writer.write_tensor_data(_data(tensor, spec, tokens))
     writer.close()
 
 
-def _data(tensor: _Tensor, seed: int, tokens: Vocabulary) -> NDArray[Any]:
+def _data(tensor: _Tensor, spec: ModelSpec, tokens: Vocabulary) -> NDArray[Any]:
     if tensor.spread is None:
         return np.ones(tensor.shape, dtype=np.float32)
-    data = random_tensor(tensor.name, tensor.shape, tensor.dtype, seed, tensor.spread)
+    data = random_tensor(tensor.name, tensor.shape, tensor.dtype, spec.seed, tensor.spread)
+    if spec.router_skew and tensor.name.endswith("ffn_gate_inp.weight"):
+        ranks = np.argsort(data[:, 0], kind="stable")
+        # Only arithmetic that IEEE 754 defines: the same bytes on every machine.
+        data *= (1 / (1 + spec.router_skew * ranks / spec.experts)).astype(np.float32)[:, None]
     if tensor.name == "output.weight":
         # Logit 0 for bytes and for the end of the text: sampling seldom takes them.
         data[: tokens.first_syllable] = 0

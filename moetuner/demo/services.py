@@ -130,25 +130,41 @@ class Answer:
     text: str
     tokens: int
     tokens_per_second: float
+    prompt_tokens: int
+    prompt_tokens_per_second: float
 
 
 class LlamaServer(Service):
-    """A real llama-server on a loopback port; use `await_ready` before the first request."""
+    """A real llama-server on a loopback port; use `await_ready` before the first request.
+
+    `arguments` may set --threads and --ctx-size otherwise; `prefix` is a command that runs it
+    under other conditions.
+    """
 
     def __init__(
-        self, program: Path, model: Path, log: Path, arguments: Sequence[str] = ()
+        self,
+        program: Path,
+        model: Path,
+        log: Path,
+        arguments: Sequence[str] = (),
+        *,
+        env: Mapping[str, str] = {},
+        prefix: Sequence[str] = (),
     ) -> None:
         self.port = _free_port()
         self._again = (program, model, log, tuple(arguments))
-        command: list[str | Path] = [program, "-m", model, "--host", "127.0.0.1"]
-        command += ["--port", str(self.port), "--ctx-size", "16384", "--parallel", "1"]
+        self._env, self._prefix = env, prefix
+        command: list[str | Path] = [*prefix, program, "-m", model, "--host", "127.0.0.1"]
+        command += ["--port", str(self.port), "--parallel", "1"]
         # One thread: on two cores the daemon and the requests need the other.
-        command += ["--threads", "1", *arguments]
-        super().__init__(" ".join(["llama-server", *arguments]), command, log)
+        for name, value in (("--ctx-size", "16384"), ("--threads", "1")):
+            command += [] if name in arguments else [name, value]
+        command += arguments
+        super().__init__(" ".join(["llama-server", *arguments]), command, log, env)
 
     def restarted(self) -> LlamaServer:
         """Another one like this, on another port."""
-        return LlamaServer(*self._again)
+        return LlamaServer(*self._again, env=self._env, prefix=self._prefix)
 
     def await_ready(self) -> None:
         """Returns when /health says so; SystemRefused if the server ends or never does."""
@@ -168,8 +184,13 @@ class LlamaServer(Service):
     def _url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def complete(self, prompt: str, tokens: int, timeout_s: float = 300.0) -> Answer:
-        """Decodes exactly `tokens` tokens. SystemRefused if the server does not answer so."""
+    def complete(
+        self, prompt: str | Sequence[int], tokens: int, timeout_s: float = 300.0
+    ) -> Answer:
+        """Decodes exactly `tokens` tokens after a text, or after tokens.
+
+        SystemRefused if the server does not answer so.
+        """
         body = {"prompt": prompt, "n_predict": tokens, "ignore_eos": True, "cache_prompt": False}
         request = urllib.request.Request(
             f"{self._url}/completion",
@@ -183,6 +204,8 @@ class LlamaServer(Service):
                 text=answer["content"],
                 tokens=answer["tokens_predicted"],
                 tokens_per_second=answer["timings"]["predicted_per_second"],
+                prompt_tokens=answer["timings"]["prompt_n"],
+                prompt_tokens_per_second=answer["timings"]["prompt_per_second"],
             )
         except (urllib.error.URLError, OSError, ValueError, KeyError) as error:
             raise self.failure(f"did not answer a request: {error}") from error

@@ -1,0 +1,297 @@
+"""What the expert cache gains, and what it costs where there is nothing to gain.
+
+Real llama-server, models with random weights, one memory limit for both sides (page cache
+included), the model's page cache dropped before each start, sides in turns, the first
+request of each server not counted. Stock is at its best: the number of threads and the
+read-ahead of the disk are chosen by a sweep before. All with --no-repack, since the bits
+are compared too: texts must be equal.
+
+- decode_ratio, prefill64_ratio, prefill512_ratio: cache against stock, a model of
+  4.3 GiB (24 layers × 64 experts of 2.5 MiB, 8 used, Q4_K) under 2 GiB;
+- bound_share: the time per token that nothing could beat (the larger of computing with
+  everything in memory, and reading the same misses in the same order with nothing to
+  compute), over the cache's;
+- fits_decode_ratio, fits_prefill_ratio: the same model without a limit, all in the cache;
+- large_experts_ratio: decode, few large experts (8 layers × 32 experts of 12.6 MiB, 4 used,
+  MXFP4), 21 % of them in the cache, 1.2 GiB for all;
+- *_per_s, *_mib_per_token: what the ratios are made of; stock_threads, stock_read_ahead_kb.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from benchmarks import common
+from benchmarks.common import say
+from moetuner.demo import llamacpp, model
+from moetuner.demo.limits import ReadAhead, drop_page_cache, memory_limit, read_bytes
+from moetuner.demo.services import LlamaServer
+from moetuner.errors import MoetunerError, NotSo
+from moetuner.serve import build
+
+MIB = 1 << 20
+LARGE = model.ModelSpec(
+    layers=24,
+    experts=64,
+    experts_used=8,
+    embedding=2048,
+    feed_forward=768,
+    heads=32,
+    heads_kv=4,
+    expert_type="Q4_K",
+    dense_type="Q8_0",
+    router_skew=4.0,
+)
+FEW_LARGE = model.ModelSpec(
+    family="gpt-oss",
+    layers=8,
+    experts=32,
+    experts_used=4,
+    embedding=2880,
+    feed_forward=2880,
+    heads=64,
+    heads_kv=8,
+    expert_type="MXFP4",
+    dense_type="Q8_0",
+    router_skew=4.0,
+)
+CACHED_THREADS = len(os.sched_getaffinity(0))
+STOCK_THREADS = tuple(CACHED_THREADS * n for n in (1, 2, 4, 8))
+READ_AHEAD_KB = (32, 64, 128, 256)
+PREFILLS = (64, 512)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One side: stock if `cache_mib` is None."""
+
+    threads: int
+    read_ahead_kb: int
+    cache_mib: int | None = None
+    repack: bool = False
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What each server is asked: warm-up, decode, then prompts of these lengths."""
+
+    warm_tokens: int
+    decode_tokens: int
+    prompts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Rates in tokens/s; `read_mib`: from the disk, per decoded token."""
+
+    decode: float
+    prefill: tuple[float, ...]
+    read_mib: float
+    text: str
+
+
+@dataclass
+class Bench:
+    llama: llamacpp.LlamaBuild
+    plugin: build.Plugin
+    directory: Path
+    rounds: int
+
+    def sample(
+        self,
+        path: Path,
+        setting: Setting,
+        ask: Requests,
+        limit_mib: int | None,
+        **settings: object,
+    ) -> Sample:
+        """One server's life. `settings`: further MOETUNER_ variables for the cache."""
+        arguments = ["--threads", str(setting.threads), "--ctx-size", "2048", "--no-warmup"]
+        arguments += [] if setting.repack else ["--no-repack"]
+        environment: dict[str, str] = {}
+        if setting.cache_mib is None:
+            arguments += [] if setting.repack else ["--cpu-moe"]
+        else:
+            arguments += build.OVERRIDE
+            environment = self.plugin.environment(cache_mib=setting.cache_mib, **settings)
+        with contextlib.ExitStack() as stack:
+            ahead = stack.enter_context(contextlib.closing(ReadAhead(path)))
+            ahead.set(setting.read_ahead_kb)
+            drop_page_cache(path)
+            prefix: tuple[str, ...] = ()
+            if limit_mib is not None:
+                name = f"moetuner-bench-{os.getpid()}"
+                prefix = stack.enter_context(memory_limit(name, limit_mib * MIB)).prefix
+            log = self.directory / "server.log"
+            log.unlink(missing_ok=True)
+            server = LlamaServer(
+                self.llama.server, path, log, arguments, env=environment, prefix=prefix
+            )
+            stack.callback(server.stop)
+            server.await_ready()
+            server.complete(_tokens(64, 1), ask.warm_tokens, 1800)
+            before = read_bytes(server.pid)
+            decoded = server.complete(_tokens(8, 2), ask.decode_tokens, 1800)
+            read = read_bytes(server.pid) - before
+            prompts = [server.complete(_tokens(n, 3 + n), 1, 1800) for n in ask.prompts]
+        return Sample(
+            decoded.tokens_per_second,
+            tuple(prompt.prompt_tokens_per_second for prompt in prompts),
+            read / MIB / (ask.decode_tokens + 8),
+            decoded.text + "".join(prompt.text for prompt in prompts),
+        )
+
+    def interleaved(self, sides: Sequence[Callable[[], Sample]]) -> list[list[Sample]]:
+        """The sides' samples by round; NotSo if their texts differ."""
+        rounds: list[list[Sample]] = []
+        for number in range(self.rounds):
+            order = list(range(len(sides)))[:: 1 if number % 2 == 0 else -1]
+            got = {index: sides[index]() for index in order}
+            rounds.append([got[index] for index in range(len(sides))])
+            rates = " / ".join(f"{sample.decode:.2f}" for sample in rounds[-1])
+            say(f"  round {number + 1} of {self.rounds}: {rates} tok/s")
+            if len({sample.text for sample in rounds[-1]}) > 1:
+                raise NotSo("the cache changed the text", f"see {self.directory}")
+        return rounds
+
+    def best_stock(self, path: Path, limit_mib: int) -> Setting:
+        """Threads first, at the usual read-ahead, then the read-ahead."""
+        ask = Requests(8, 24)
+
+        def rate(setting: Setting) -> float:
+            got = self.sample(path, setting, ask, limit_mib).decode
+            say(f"  stock -t {setting.threads}, {setting.read_ahead_kb} KiB: {got:.2f} tok/s")
+            return got
+
+        rates = {n: rate(Setting(n, 128)) for n in STOCK_THREADS}
+        threads = max(rates, key=lambda n: rates[n])
+        by_kb = {kb: rate(Setting(threads, kb)) for kb in READ_AHEAD_KB if kb != 128}
+        by_kb[128] = rates[threads]
+        return Setting(threads, max(by_kb, key=lambda kb: by_kb[kb]))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks/expert_cache", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=["large", "fits", "few-large"], action="append")
+    options = parser.parse_args()
+    parts = options.only or ["large", "fits", "few-large"]
+    figures: dict[str, float] = {}
+    with common.workspace() as directory:
+        llama = llamacpp.ensure()
+        home = llamacpp.cache_directory()
+        plugin = build.ensure(llama.source, llama.build, home)
+        bench = Bench(llama, plugin, directory, options.rounds)
+        if "large" in parts:
+            say("a model of 4.3 GiB under 2 GiB")
+            figures |= large(bench, model.ensure(LARGE, home / "models"))
+        if "fits" in parts:
+            say("the same model without a limit")
+            figures |= fits(bench, model.ensure(LARGE, home / "models"))
+        if "few-large" in parts:
+            say("few large experts")
+            figures |= few_large(bench, model.ensure(FEW_LARGE, home / "models"))
+    common.report("expert_cache", figures)
+    return 0
+
+
+def large(bench: Bench, path: Path) -> dict[str, float]:
+    limit, cached = 2048, Setting(CACHED_THREADS, 128, cache_mib=1280)
+    stock = bench.best_stock(path, limit)
+    ask = Requests(16, 64, PREFILLS)
+    rounds = bench.interleaved(
+        [partial(bench.sample, path, side, ask, limit) for side in (stock, cached)]
+    )
+    figures = {
+        "stock_threads": float(stock.threads),
+        "stock_read_ahead_kb": float(stock.read_ahead_kb),
+        "decode_ratio": _ratio(rounds, _decode),
+        "stock_per_s": _median(rounds, 0, _decode),
+        "cache_per_s": _median(rounds, 1, _decode),
+        "stock_mib_per_token": _median(rounds, 0, _read_mib),
+        "cache_mib_per_token": _median(rounds, 1, _read_mib),
+    }
+    for index, length in enumerate(PREFILLS):
+        figures[f"prefill{length}_ratio"] = _ratio(rounds, _prefill(index))
+        figures[f"cache_prefill{length}_per_s"] = _median(rounds, 1, _prefill(index))
+    return figures
+
+
+def fits(bench: Bench, path: Path) -> dict[str, float]:
+    ask = Requests(64, 128, (512, 512))
+    size = path.stat().st_size // MIB + 1
+    stock, cached = Setting(CACHED_THREADS, 128), Setting(CACHED_THREADS, 128, cache_mib=size)
+    sides = [stock, cached]
+    rounds = bench.interleaved([partial(bench.sample, path, side, ask, None) for side in sides])
+    return {
+        "fits_decode_ratio": _ratio(rounds, _decode),
+        "fits_prefill_ratio": _ratio(rounds, _prefill(1)),
+        "fits_stock_per_s": _median(rounds, 0, _decode),
+    }
+
+
+def few_large(bench: Bench, path: Path) -> dict[str, float]:
+    limit = 1229
+    share = FEW_LARGE.unit_bytes() * FEW_LARGE.experts * FEW_LARGE.layers * 21 // 100 // MIB
+    cached = Setting(CACHED_THREADS, 128, cache_mib=share)
+    stock = bench.best_stock(path, limit)
+    ask = Requests(8, 32)
+    rounds = bench.interleaved(
+        [partial(bench.sample, path, side, ask, limit) for side in (stock, cached)]
+    )
+    return {
+        "large_experts_ratio": _ratio(rounds, _decode),
+        "large_experts_stock_per_s": _median(rounds, 0, _decode),
+        "large_experts_stock_mib_per_token": _median(rounds, 0, _read_mib),
+        "large_experts_cache_mib_per_token": _median(rounds, 1, _read_mib),
+    }
+
+
+def _decode(sample: Sample) -> float:
+    return sample.decode
+
+
+def _read_mib(sample: Sample) -> float:
+    return sample.read_mib
+
+
+def _prefill(index: int) -> Callable[[Sample], float]:
+    return lambda sample: sample.prefill[index]
+
+
+def _ratio(rounds: Sequence[Sequence[Sample]], value: Callable[[Sample], float]) -> float:
+    """Median over the rounds of the second side's value over the first's."""
+    return statistics.median(value(side[1]) / value(side[0]) for side in rounds)
+
+
+def _median(
+    rounds: Sequence[Sequence[Sample]], side: int, value: Callable[[Sample], float]
+) -> float:
+    return statistics.median(value(samples[side]) for samples in rounds)
+
+
+def _tokens(count: int, seed: int) -> list[int]:
+    """Some syllables of the model's vocabulary, which the tokenizer would hardly give."""
+    state = seed
+    tokens = []
+    for _ in range(count):
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+        tokens.append(256 + (state >> 33) % 150)
+    return tokens
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except MoetunerError as error:
+        say(f"expert_cache: {error}")
+        sys.exit(error.exit_code)

@@ -1,0 +1,1 @@
+"""Running the engine: what its caches do, and what they are told."""
