@@ -30,6 +30,7 @@ class Engine:
     llama: LlamaBuild
     plugin: Path
     logits: Path
+    operations: Path
     unit_tests: Path
 
     def environment(self, **settings: object) -> dict[str, str]:
@@ -60,6 +61,7 @@ def build(llama: LlamaBuild) -> Engine:
         llama,
         directory / "src/ggml/libmoetuner-experts.so",
         directory / "tests/backend/moetuner_logits",
+        directory / "tests/backend/moetuner_operations",
         directory / "tests/backend/moetuner_backend_tests",
     )
 
@@ -73,7 +75,8 @@ def _compile(llama: LlamaBuild, directory: Path) -> None:
     }
     configure = ["cmake", "-S", str(ENGINE), "-B", str(directory)]
     configure += [f"-D{name}={value}" for name, value in options.items()]
-    targets = ["moetuner_experts", "moetuner_logits", "moetuner_backend_tests"]
+    programs = ["moetuner_logits", "moetuner_operations", "moetuner_backend_tests"]
+    targets = ["moetuner_experts", *programs]
     for command in (configure, ["cmake", "--build", str(directory), "-j2", "--target", *targets]):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
@@ -103,13 +106,13 @@ def run_program(
     *,
     limit_s: float = 120,
     stderr: int = subprocess.STDOUT,
+    text: str = "",
 ) -> Result:
-    """Runs it to its end; standard error and output are one log."""
+    """Runs it to its end; standard error and output are one log. `text`: its input."""
     done = subprocess.run(
         [str(word) for word in command],
-        # Waiting threads sleep: the tests share their cores with others.
-        env={**_plain_environment(), "OMP_WAIT_POLICY": "passive", **environment},
-        stdin=subprocess.DEVNULL,
+        env=full_environment(environment),
+        input=text.encode(),
         stdout=subprocess.PIPE,
         stderr=stderr,
         timeout=limit_s,
@@ -117,9 +120,12 @@ def run_program(
     return Result(done.returncode, done.stdout.decode("utf-8", "replace"))
 
 
-def _plain_environment() -> dict[str, str]:
+def full_environment(chosen: Mapping[str, str]) -> dict[str, str]:
+    """`chosen` and what of this process's environment does not change results."""
     foreign = ("MOETUNER_", "GGML_", "LLAMA_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    # Waiting threads sleep: the tests share their cores with others.
+    return {**plain, "OMP_WAIT_POLICY": "passive", **chosen}
 
 
 @dataclass
