@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,8 @@ import pytest
 from moetuner.demo.llamacpp import LlamaBuild, cache_directory
 from moetuner.demo.model import ModelSpec, ensure
 from tests.engine import rig
+from tests.engine.rig import OVERRIDE, Engine
+from tests.engine.servers import PROMPTS, Server, Start
 
 
 def _spec(**values: object) -> ModelSpec:
@@ -58,3 +60,39 @@ def model() -> Callable[[str], Path]:
         return ensure(MODELS[name], cache_directory() / "models")
 
     return find
+
+
+@pytest.fixture
+def start(engine: Engine, tmp_path: Path) -> Iterator[Start]:
+    """`start("-m", model, …, env=…)`: ready. With `env` experts go through the plugin."""
+    running: list[Server] = []
+
+    def run(*arguments: str | Path, env: Mapping[str, str] | None = None) -> Server:
+        command: list[str | Path] = [engine.llama.server, "--no-repack", "-t", "2"]
+        command += ["-c", "2048", "--log-verbosity", "4", *arguments]
+        command += OVERRIDE if env is not None else ()
+        server = Server(command, tmp_path / f"server-{len(running)}.log", env or {})
+        running.append(server)
+        server.await_ready()
+        return server
+
+    yield run
+    for server in running:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def stock_texts(
+    engine: Engine, model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> list[str]:
+    """Stock's answers to PROMPTS."""
+    log = tmp_path_factory.mktemp("stock") / "server.log"
+    command: list[str | Path] = [engine.llama.server, "-m", model("Q4_K")]
+    server = Server([*command, "--no-repack", "-t", "2", "-c", "2048"], log, {})
+    try:
+        server.await_ready()
+        texts = [server.text(prompt) for prompt in PROMPTS]
+    finally:
+        server.stop()
+    assert len(set(texts)) == len(texts)
+    return texts

@@ -174,17 +174,19 @@ class Logits:
         arguments: Sequence[object] = (),
         *,
         stock: Sequence[object] | None = None,
+        originals: Sequence[Path] | None = None,
         prefix: Sequence[str] = (),
         **settings: object,
     ) -> Result:
         """The plugin's logits are stock's, bit for bit, and the cache had a part in them.
 
-        `stock`: arguments for stock if they are others. `settings`: MOETUNER_<NAME>.
+        `stock`, `originals`: arguments and models for stock if they are others.
+        `settings`: MOETUNER_<NAME>.
         """
         got = self.run(models, arguments, self.engine.environment(**settings), prefix)
         assert got.returncode == 0, got.log
         assert got.lines("moetuner: expert cache for"), got.log
-        want = self.stock(models, arguments if stock is None else stock)
+        want = self.stock(originals or models, arguments if stock is None else stock)
         assert all(want.logits) and len(got.logits) == len(models)
         for index, (ours, theirs) in enumerate(zip(got.logits, want.logits, strict=True)):
             assert ours == theirs, f"output {index}: {_first_difference(ours, theirs)}\n{got.log}"

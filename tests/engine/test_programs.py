@@ -2,110 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from moetuner.demo.services import LlamaServer, Service
 from tests.engine.rig import OVERRIDE, Engine, run_program
+from tests.engine.servers import PROMPTS, WORDS, Server, Start
 
 Model = Callable[[str], Path]
-
-WORDS = ("river", "stone", "bird", "lamp", "seven", "under", "cloud", "paper", "salt", "often")
-TOKENS = 24
-
-
-def _prompts() -> list[str]:
-    """Twelve, of 1 to 78 words."""
-    source = random.Random(5)
-    return [" ".join(source.choice(WORDS) for _ in range(1 + 7 * n)) for n in range(12)]
-
-
-PROMPTS = _prompts()
-
-
-class Server(LlamaServer):
-    """With `env`; `text` is greedy."""
-
-    def __init__(self, command: Sequence[str | Path], log: Path, env: Mapping[str, str]) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
-        address: list[str | Path] = ["--host", "127.0.0.1", "--port", str(self.port)]
-        # Sleeping threads: the tests share their cores with others.
-        env = {"OMP_WAIT_POLICY": "passive", **env}
-        Service.__init__(self, "llama-server", [*command, *address], log, env)
-
-    def text(self, prompt: str, **body: object) -> str:
-        """HTTPError if the server says that it failed."""
-        asked = {"prompt": prompt, "n_predict": TOKENS, "temperature": 0, "cache_prompt": False}
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/completion",
-            data=json.dumps({**asked, **body}).encode(),
-            headers={"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=120) as response:
-            content: str = json.load(response)["content"]
-            return content
-
-    def said(self, *words: str) -> list[str]:
-        """Lines of its log with all the words."""
-        lines = self.log.read_text(errors="replace").splitlines()
-        return [line for line in lines if all(word in line for word in words)]
-
-    def open_files(self) -> int:
-        return len(os.listdir(f"/proc/{self.pid}/fd"))
-
-
-Start = Callable[..., Server]
-
-
-@pytest.fixture
-def start(engine: Engine, tmp_path: Path) -> Iterator[Start]:
-    """`start("-m", model, …, env=…)`: ready. With `env` experts go through the plugin."""
-    running: list[Server] = []
-
-    def run(*arguments: str | Path, env: Mapping[str, str] | None = None) -> Server:
-        command: list[str | Path] = [engine.llama.server, "--no-repack", "-t", "2"]
-        command += ["-c", "2048", "--log-verbosity", "4", *arguments]
-        command += OVERRIDE if env is not None else ()
-        server = Server(command, tmp_path / f"server-{len(running)}.log", env or {})
-        running.append(server)
-        server.await_ready()
-        return server
-
-    yield run
-    for server in running:
-        server.stop()
-
-
-@pytest.fixture(scope="module")
-def stock_texts(
-    engine: Engine, model: Model, tmp_path_factory: pytest.TempPathFactory
-) -> list[str]:
-    """Stock's answers to PROMPTS."""
-    log = tmp_path_factory.mktemp("stock") / "server.log"
-    command: list[str | Path] = [engine.llama.server, "-m", model("Q4_K")]
-    server = Server([*command, "--no-repack", "-t", "2", "-c", "2048"], log, {})
-    try:
-        server.await_ready()
-        texts = [server.text(prompt) for prompt in PROMPTS]
-    finally:
-        server.stop()
-    assert len(set(texts)) == len(texts)
-    return texts
 
 
 def _answers(server: Server, prompts: Sequence[str] = PROMPTS) -> list[str]:
