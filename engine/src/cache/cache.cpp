@@ -178,6 +178,7 @@ void Cache::set_depth(unsigned depth) {
 }
 
 unsigned Cache::depth() const { return impl_->reader_->depth(); }
+unsigned Cache::max_depth() const { return impl_->reader_->max_depth(); }
 
 void Cache::set_spin(uint32_t ns) { impl_->spin_ns_.store(ns, std::memory_order_relaxed); }
 

@@ -158,6 +158,7 @@ class Cache {
     // At run time, from any thread.
     void set_depth(unsigned depth); // Reader::set_depth
     unsigned depth() const;
+    unsigned max_depth() const;
     void set_spin(uint32_t ns);
 
     std::string describe_reader() const;

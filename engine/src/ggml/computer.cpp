@@ -59,6 +59,7 @@ ggml_status Computer::compute(ggml_cgraph* graph) {
         ~Cleanup() {
             computer.forget();
             computer.release();
+            computer.monitor_ = nullptr;
         }
     } cleanup{*this};
     status_ = GGML_STATUS_SUCCESS;
@@ -76,7 +77,14 @@ ggml_status Computer::compute(ggml_cgraph* graph) {
         }
     }
     flush();
+    if (monitor_ != nullptr && status_ != GGML_STATUS_ABORTED) {
+        monitor_->end(course_, status_ != GGML_STATUS_SUCCESS);
+    }
     return status_;
+}
+
+void Computer::set_threads(int threads) {
+    given_threads_ = threads; // taken at the next product
 }
 
 Computer::Run Computer::take_run(ggml_cgraph* graph, int begin) const {
@@ -118,7 +126,12 @@ void Computer::multiply(const Run& found) {
             return;
         }
         release();
+        // Between graphs: scratch memory is for a number of threads.
+        monitor_ = &run.weights->monitor();
+        backend_.set_threads(
+            static_cast<int>(monitor_->begin(static_cast<unsigned>(given_threads_))));
         routing_.read(run.ids(), run.matrix().experts);
+        announce(run);
         std::vector<uint32_t> units;
         for (const uint32_t expert : routing_.experts) {
             units.push_back(run.matrix().first + expert);
@@ -141,6 +154,21 @@ void Computer::multiply(const Run& found) {
     std::vector<uint32_t> places(pinned_.size());
     std::iota(places.begin(), places.end(), 0U);
     add_task(run, pinned_, places);
+}
+
+void Computer::announce(const Run& run) {
+    const ggml_tensor& ids = run.ids();
+    Operation operation;
+    operation.group = run.matrix().group;
+    operation.slices = (1U << run.slices.end) - (1U << run.slices.first);
+    operation.everything = ids.ne[0] >= run.matrix().experts;
+    operation.choice.grouped = run.matrix().grouped;
+    operation.choice.ids = ids.data;
+    operation.choice.row_stride = ids.nb[1];
+    operation.choice.column_stride = ids.nb[0];
+    operation.choice.rows = static_cast<uint32_t>(ids.ne[1]);
+    operation.choice.used = static_cast<uint32_t>(ids.ne[0]);
+    monitor_->operation(course_, operation);
 }
 
 void Computer::acquire(const Run& run, Cache& cache, const std::vector<uint32_t>& units) {

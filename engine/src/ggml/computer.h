@@ -39,6 +39,9 @@ class Computer {
 
     CpuBackend& cpu() { return backend_; }
 
+    // llama.cpp's -t. The shared page may ask for another number.
+    void set_threads(int threads);
+
     // GGML_STATUS_FAILED when an expert could not be read: its text was logged, and no
     // result of the graph may be used. Throws Error when there can be no cache.
     ggml_status compute(ggml_cgraph* graph);
@@ -48,6 +51,7 @@ class Computer {
 
     Run take_run(ggml_cgraph* graph, int begin) const;
     void multiply(const Run& run);
+    void announce(const Run& run);
     void multiply_in_rounds(const Run& run, Cache& cache, const std::vector<uint32_t>& units);
     void acquire(const Run& run, Cache& cache, const std::vector<uint32_t>& units);
     void add_task(const Run& run, const Acquisition& units, const std::vector<uint32_t>& places);
@@ -63,6 +67,7 @@ class Computer {
     const Finder finder_;
     const Log log_;
     CpuBackend backend_;
+    int given_threads_ = GGML_DEFAULT_N_THREADS;
 
     struct FreeContext {
         void operator()(ggml_context* context) const { ggml_free(context); }
@@ -86,6 +91,9 @@ class Computer {
     Cache* pinned_cache_ = nullptr;
     Acquisition pinned_;
     Routing routing_; // of pinned_ids_, or of the rounds under way
+
+    Course course_;
+    Monitor* monitor_ = nullptr; // of what this call of compute() has announced
 };
 
 } // namespace moetuner

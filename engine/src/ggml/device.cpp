@@ -43,7 +43,7 @@ ggml_status backend_compute(ggml_backend_t backend, ggml_cgraph* graph) {
 // is nothing to serve.
 void set_threads(ggml_backend_t backend, int threads) {
     Context& context = of(backend);
-    context.computer.cpu().set_threads(threads);
+    context.computer.set_threads(threads);
     if (context.graphs < 2 && ++context.graphs == 2 && state().settings.cache_bytes != 0 &&
         !state().served.load(std::memory_order_relaxed) && !state().missed.exchange(true)) {
         log_line(LogLevel::warning,

@@ -80,6 +80,10 @@ Settings Settings::from_environment() {
     if (const char* value = given("MOETUNER_HOT_LIST")) {
         settings.hot_list = value;
     }
+    settings.page = yes_no("MOETUNER_PAGE", settings.page);
+    if (const char* value = given("MOETUNER_TRACE")) {
+        settings.trace = value;
+    }
     return settings;
 }
 

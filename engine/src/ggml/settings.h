@@ -19,6 +19,8 @@ struct Settings {
     uint32_t spin_us = 0;     // MOETUNER_SPIN_US
     std::string tensors;      // MOETUNER_TENSORS: only names that contain this; empty: all
     std::string hot_list;     // MOETUNER_HOT_LIST: file to warm from, and to save to at the end
+    bool page = true;         // MOETUNER_PAGE: figures and control in a shared page
+    std::string trace;        // MOETUNER_TRACE: file to record the router's choices to
 
     // Throws Error: the variable, its value and what it takes.
     static Settings from_environment();

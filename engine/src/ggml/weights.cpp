@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <sched.h>
 #include <sstream>
 #include <tuple>
 #include <unistd.h>
@@ -204,9 +205,11 @@ Cache& Weights::cache() {
     for (size_t i = 0; i < matrices_.size(); ++i) {
         matrices_[i].slice = numbered.places[i].slice;
         matrices_[i].first = numbered.places[i].first;
+        matrices_[i].group = numbered.places[i].group;
     }
     files_ = std::move(files);
     cache_ = std::move(cache);
+    monitor_ = make_monitor(std::move(numbered.layers));
     report(*cache_, dense_bytes);
     if (!settings_.hot_list.empty()) {
         std::vector<uint32_t> hot;
@@ -252,11 +255,31 @@ Weights::Numbered Weights::number_units() const {
         }
         unsigned slice = 0;
         for (const auto& [order, index] : group) {
-            numbered.places[index] = {slice++, first};
+            numbered.places[index] = {slice++, first, layer};
         }
+        numbered.layers.push_back(static_cast<uint32_t>(std::get<0>(key)));
         ++layer;
     }
     return numbered;
+}
+
+std::unique_ptr<Monitor> Weights::make_monitor(std::vector<uint32_t> layers) {
+    MonitorOptions options;
+    options.page = settings_.page;
+    options.trace_file = settings_.trace;
+    options.model.name = matrices_.front().place.file->name;
+    options.model.commit = MOETUNER_GGML_COMMIT;
+    options.model.bytes = total_bytes();
+    options.model.layers = static_cast<uint32_t>(layers.size());
+    for (const Matrix& matrix : matrices_) {
+        options.model.experts = std::max(options.model.experts, matrix.experts);
+    }
+    options.layers = std::move(layers);
+    cpu_set_t cores;
+    if (sched_getaffinity(0, sizeof cores, &cores) == 0) {
+        options.most_threads = static_cast<unsigned>(CPU_COUNT(&cores));
+    }
+    return std::make_unique<Monitor>(*cache_, std::move(options), log_);
 }
 
 // Half of what is free leaves room for the context and the page cache. Whoever measures sets

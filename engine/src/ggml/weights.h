@@ -20,6 +20,7 @@
 #include "ggml/mapping.h"
 #include "ggml/settings.h"
 #include "io/files.h"
+#include "page/monitor.h"
 
 namespace moetuner {
 
@@ -31,6 +32,7 @@ struct Matrix {
     int order = 0;       // ExpertName::order
     unsigned slice = 0;  // of the units, in that order; set with the cache
     uint32_t first = 0;  // unit of expert 0; expert e is first + e; set with the cache
+    uint32_t group = 0;  // UnitSpec::layer; set with the cache
     uint32_t experts = 0;
     uint64_t expert_bytes = 0; // nb[2]
     const void* address = nullptr;
@@ -70,6 +72,8 @@ class Weights {
 
     // Made at the first call. Throws Error (no budget, memory refused, …).
     Cache& cache();
+    // After cache().
+    Monitor& monitor() { return *monitor_; }
 
     // A token uses so many experts of a layer. Warns, once, if the cache is too small to hold
     // what one token uses: an LRU of that size never has what comes next.
@@ -87,13 +91,16 @@ class Weights {
         struct Place {
             unsigned slice;
             uint32_t first;
+            uint32_t group;
         };
-        std::vector<Place> places; // by matrix
+        std::vector<Place> places;    // by matrix
+        std::vector<uint32_t> layers; // the model's, by group
     };
     Numbered number_units() const;
     uint64_t budget(uint64_t dense_bytes) const;
     uint64_t keep_dense_resident();
     void report(const Cache& cache, uint64_t dense_bytes) const;
+    std::unique_ptr<Monitor> make_monitor(std::vector<uint32_t> layers);
 
     const Settings settings_;
     const Log log_;
@@ -103,6 +110,7 @@ class Weights {
     std::unordered_map<const void*, size_t> by_address_;
     std::unique_ptr<Files> files_;
     std::unique_ptr<Cache> cache_;
+    std::unique_ptr<Monitor> monitor_; // made and gone with the cache
     std::atomic<bool> judged_{false};
 };
 
