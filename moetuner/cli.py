@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import moetuner
 from moetuner import config
 from moetuner.errors import MoetunerError, UsageError, reason
+from moetuner.serve import arguments as engine_arguments
 
 EXIT_CODES = """\
 exit codes:
@@ -94,6 +95,15 @@ def parser() -> argparse.ArgumentParser:
     form = status.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="the daemon's status.json")
     form.add_argument("--watch", action="store_true", help="keep showing, once a second")
+    summary = "show and control the expert caches of running llama.cpp processes"
+    engine = commands.add_parser(
+        "engine",
+        help=summary,
+        description=summary,
+        epilog=f"example:\n  moetuner engine status --watch\n\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    engine_arguments.add(engine, EXIT_CODES)
     command(
         "restore",
         "put min_freq back to what a daemon that was killed had found (ExecStopPost does this)",
@@ -139,6 +149,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.command == "engine":
+        from moetuner.serve import view
+
+        return view.run(options)
     try:
         os.listdir(options.root)
     except OSError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from moetuner.errors import NotSo
 
@@ -160,9 +160,8 @@ def header(data: bytes) -> Header:
             f"the page has version {version}, this moetuner reads {VERSION}",
             "the engine and moetuner must be of one release",
         )
-    sections = [Section(*numbers[index : index + 2]) for index in range(0, 8, 2)]
+    sections = tuple(Section(*numbers[index : index + 2]) for index in range(0, 8, 2))
     layer_bytes, layer_count = numbers[8:]
-    found = Header(size, *sections, layer_bytes, layer_count)
     least = (_IDENTITY.size, _CONTROL.size, _FIGURES.size, layer_count * layer_bytes)
     for section, smallest in zip(sections, least, strict=True):
         end = section.offset + section.bytes
@@ -170,7 +169,8 @@ def header(data: bytes) -> Header:
             raise NotSo("the page's header makes no sense")
     if size > MOST_BYTES or layer_bytes < _LAYER.size:
         raise NotSo("the page's header makes no sense")
-    return found
+    identity, control, figures, layers = sections
+    return Header(size, identity, control, figures, layers, layer_bytes, layer_count)
 
 
 def identity(data: bytes) -> Identity:
@@ -181,8 +181,8 @@ def identity(data: bytes) -> Identity:
 
 def control(data: bytes) -> Control:
     """Of the bytes of its section."""
-    *numbers, name = _take(_CONTROL, data)
-    return Control(*numbers, _until_zero(name))
+    generation, depth, threads, request, on, name = _take(_CONTROL, data)
+    return Control(generation, depth, threads, request, on, _until_zero(name))
 
 
 def control_bytes(wanted: Control) -> bytes:
@@ -207,8 +207,9 @@ def sequence(data: bytes) -> int:
 def figures(data: bytes) -> Figures:
     """Of the bytes of its section, the sequence number included."""
     words = _take(_FIGURES, data)
-    numbers, latency, name = words[1 : 1 + _FIGURE_COUNT], words[1 + _FIGURE_COUNT : -1], words[-1]
-    return Figures(*numbers, latency, _text(name))
+    end = 1 + _FIGURE_COUNT
+    values = (*words[1:end], words[end:-1], _text(words[-1]))
+    return Figures(*values)
 
 
 def layers(data: bytes, layout: Header) -> tuple[Layer, ...]:
@@ -221,7 +222,7 @@ def layers(data: bytes, layout: Header) -> tuple[Layer, ...]:
     )
 
 
-def _take(form: struct.Struct, data: bytes) -> tuple[bytes, ...] | tuple[int, ...]:
+def _take(form: struct.Struct, data: bytes) -> tuple[Any, ...]:
     if len(data) < form.size:
         raise NotSo("the page is too short")
     return form.unpack_from(data)
