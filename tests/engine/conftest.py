@@ -10,6 +10,7 @@ import pytest
 from moetuner.demo.llamacpp import LlamaBuild, cache_directory
 from moetuner.demo.model import ModelSpec, ensure
 from tests.engine import rig
+from tests.engine.families import FAMILIES, ensure_family
 from tests.engine.rig import OVERRIDE, Engine
 from tests.engine.servers import PROMPTS, Server, Start
 
@@ -54,9 +55,11 @@ def logits(engine: rig.Engine, tmp_path_factory: pytest.TempPathFactory) -> rig.
 
 @pytest.fixture(scope="session")
 def model() -> Callable[[str], Path]:
-    """`model("Q4_K")` is the file of that one of MODELS."""
+    """`model("Q4_K")` is the file of that one of MODELS or FAMILIES."""
 
     def find(name: str) -> Path:
+        if name in FAMILIES:
+            return ensure_family(name, cache_directory() / "models")
         return ensure(MODELS[name], cache_directory() / "models")
 
     return find

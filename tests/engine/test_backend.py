@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.conftest import MODELS
+from tests.engine.families import FAMILIES
 from tests.engine.rig import Engine, Logits, covering, run_program
 
 Model = Callable[[str], Path]
@@ -25,7 +26,7 @@ def _name(row: dict[str, object]) -> str:
 
 ROWS = covering(
     {
-        "model": tuple(MODELS),
+        "model": (*MODELS, *FAMILIES),
         "threads": (1, 2, 3, 8),
         "cache_mib": CACHE_MIB,
         "batches": BATCHES,
@@ -49,6 +50,13 @@ def test_logits_are_equal(logits: Logits, model: Model, row: dict[str, object]) 
         piece_kib=row["piece_kib"],
         direct=row["direct"],
     )
+
+
+@pytest.mark.parametrize("threads", [4, 5, 6, 7])
+@pytest.mark.parametrize("name", ["mixed", "olmoe"])
+def test_other_numbers_of_threads(logits: Logits, model: Model, name: str, threads: int) -> None:
+    arguments = ["--batches", BATCHES[0], "--threads", threads]
+    logits.assert_equal([model(name)], arguments, cache_mib=2)
 
 
 def test_units(engine: Engine) -> None:
