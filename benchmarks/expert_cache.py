@@ -14,6 +14,8 @@ are compared too: texts must be equal.
 - fits_decode_ratio, fits_prefill_ratio: the same model without a limit, all in the cache;
 - large_experts_ratio: decode, few large experts (8 layers × 32 experts of 12.6 MiB, 4 used,
   MXFP4), 21 % of them in the cache, 1.2 GiB for all;
+- uring_*, pool_*: reading the same experts with nothing to compute, io_uring and the pool of
+  threads: GB/s, and processor seconds for a GiB;
 - *_per_s, *_mib_per_token: what the ratios are made of; stock_threads, stock_read_ahead_kb.
 """
 
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import statistics
 import sys
@@ -29,13 +32,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks import common
+from benchmarks import bound, common
 from benchmarks.common import say
 from moetuner.demo import llamacpp, model
 from moetuner.demo.limits import ReadAhead, drop_page_cache, memory_limit, read_bytes
 from moetuner.demo.services import LlamaServer
 from moetuner.errors import MoetunerError, NotSo
-from moetuner.serve import build
+from moetuner.serve import build, engines
 
 MIB = 1 << 20
 LARGE = model.ModelSpec(
@@ -48,7 +51,7 @@ LARGE = model.ModelSpec(
     heads_kv=4,
     expert_type="Q4_K",
     dense_type="Q8_0",
-    router_skew=4.0,
+    token_spread=3.0,
 )
 FEW_LARGE = model.ModelSpec(
     family="gpt-oss",
@@ -61,12 +64,13 @@ FEW_LARGE = model.ModelSpec(
     heads_kv=8,
     expert_type="MXFP4",
     dense_type="Q8_0",
-    router_skew=4.0,
+    token_spread=3.0,
 )
 CACHED_THREADS = len(os.sched_getaffinity(0))
 STOCK_THREADS = tuple(CACHED_THREADS * n for n in (1, 2, 4, 8))
 READ_AHEAD_KB = (32, 64, 128, 256)
 PREFILLS = (64, 512)
+PARTS = ("large", "fits", "few-large", "readers")
 
 
 @dataclass(frozen=True)
@@ -90,12 +94,15 @@ class Requests:
 
 @dataclass(frozen=True)
 class Sample:
-    """Rates in tokens/s; `read_mib`: from the disk, per decoded token."""
+    """Rates in tokens/s; `read_mib`: from the disk, per decoded token; `slots` of the cache, and
+    its `misses` up to there."""
 
     decode: float
     prefill: tuple[float, ...]
     read_mib: float
     text: str
+    slots: int
+    misses: int
 
 
 @dataclass
@@ -141,12 +148,15 @@ class Bench:
             before = read_bytes(server.pid)
             decoded = server.complete(_tokens(8, 2), ask.decode_tokens, 1800)
             read = read_bytes(server.pid) - before
+            slots, misses = _cache(server.pid)
             prompts = [server.complete(_tokens(n, 3 + n), 1, 1800) for n in ask.prompts]
         return Sample(
             decoded.tokens_per_second,
             tuple(prompt.prompt_tokens_per_second for prompt in prompts),
             read / MIB / (ask.decode_tokens + 8),
             decoded.text + "".join(prompt.text for prompt in prompts),
+            slots,
+            misses,
         )
 
     def interleaved(self, sides: Sequence[Callable[[], Sample]]) -> list[list[Sample]]:
@@ -182,9 +192,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks/expert_cache", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=["large", "fits", "few-large"], action="append")
+    parser.add_argument("--only", choices=PARTS, action="append")
     options = parser.parse_args()
-    parts = options.only or ["large", "fits", "few-large"]
+    parts = options.only or PARTS
     figures: dict[str, float] = {}
     with common.workspace() as directory:
         llama = llamacpp.ensure()
@@ -196,10 +206,17 @@ def main() -> int:
             figures |= large(bench, model.ensure(LARGE, home / "models"))
         if "fits" in parts:
             say("the same model without a limit")
-            figures |= fits(bench, model.ensure(LARGE, home / "models"))
+            path = model.ensure(LARGE, home / "models")
+            figures |= fits(bench, path)
+            say("the least time for a token")
+            figures |= bound_share(bench, path, figures["fits_stock_per_s"])
         if "few-large" in parts:
             say("few large experts")
             figures |= few_large(bench, model.ensure(FEW_LARGE, home / "models"))
+        if "readers" in parts:
+            say("reading with nothing to compute")
+            path = model.ensure(LARGE, home / "models")
+            figures |= bound.readers(path, directory, options.rounds)
     common.report("expert_cache", figures)
     return 0
 
@@ -237,6 +254,30 @@ def fits(bench: Bench, path: Path) -> dict[str, float]:
         "fits_prefill_ratio": _ratio(rounds, _prefill(1)),
         "fits_stock_per_s": _median(rounds, 0, _decode),
     }
+
+
+def bound_share(bench: Bench, path: Path, resident_per_s: float) -> dict[str, float]:
+    """`resident_per_s`: stock's rate with everything in memory."""
+    ask = Requests(16, 64)
+    trace = bench.directory / "trace"
+    limit, cached = 2048, Setting(CACHED_THREADS, 128, cache_mib=1280)
+    shares = []
+    for number in range(bench.rounds):
+        trace.unlink(missing_ok=True)
+        got = bench.sample(path, cached, ask, limit, trace=trace)
+        # The last evaluations; the first of the tokens came with the prompt.
+        missed = bound.misses(trace, got.slots)
+        say(f"  {sum(map(len, missed))} misses by the trace, {got.misses} by the cache's count")
+        evaluations = missed[-(ask.decode_tokens - 1) :]
+        order = list(itertools.chain.from_iterable(evaluations))
+        reading = bound.read_seconds(path, order, bench.directory) / len(evaluations)
+        least = max(reading, 1 / resident_per_s)
+        shares.append(least * got.decode)
+        say(
+            f"  round {number + 1} of {bench.rounds}: {1000 / got.decode:.0f} ms a token; reading "
+            f"{1000 * reading:.0f} ms, computing {1000 / resident_per_s:.0f} ms"
+        )
+    return {"bound_share": statistics.median(shares)}
 
 
 def few_large(bench: Bench, path: Path) -> dict[str, float]:
@@ -277,6 +318,15 @@ def _median(
     rounds: Sequence[Sequence[Sample]], side: int, value: Callable[[Sample], float]
 ) -> float:
     return statistics.median(value(samples[side]) for samples in rounds)
+
+
+def _cache(pid: int) -> tuple[int, int]:
+    """Slots and misses so far of the cache in that process; zeros: there is none."""
+    for engine in engines.find():
+        if engine.pid == pid:
+            figures = engine.read().figures
+            return figures.slots, figures.misses
+    return 0, 0
 
 
 def _tokens(count: int, seed: int) -> list[int]:

@@ -39,6 +39,10 @@ class ModelSpec:
     all expert matrices, `down_type` that of the down projections where it differs; all
     other matrices have `dense_type`. One expert's slice is `feed_forward` rows of
     `embedding` values, or the other way round.
+
+    `token_spread` is the standard deviation of the tokens' embeddings. The larger it is, the
+    more the current token alone decides which experts are used, and the more of them a text
+    needs.
     """
 
     family: str = "qwen3moe"
@@ -54,7 +58,7 @@ class ModelSpec:
     expert_type: str = "Q8_0"
     down_type: str | None = None
     dense_type: str = "F16"
-    router_skew: float = 0.0
+    token_spread: float = 1.0
     seed: int = 1
 
     @property
@@ -150,10 +154,6 @@ def _data(tensor: _Tensor, spec: ModelSpec, tokens: Vocabulary) -> NDArray[Any]:
     if tensor.spread is None:
         return np.ones(tensor.shape, dtype=np.float32)
     data = random_tensor(tensor.name, tensor.shape, tensor.dtype, spec.seed, tensor.spread)
-    if spec.router_skew and tensor.name.endswith("ffn_gate_inp.weight"):
-        ranks = np.argsort(data[:, 0], kind="stable")
-        # Only arithmetic that IEEE 754 defines: the same bytes on every machine.
-        data *= (1 / (1 + spec.router_skew * ranks / spec.experts)).astype(np.float32)[:, None]
     if tensor.name == "output.weight":
         # Logit 0 for bytes and for the end of the text: sampling seldom takes them.
         data[: tokens.first_syllable] = 0
@@ -181,7 +181,7 @@ def _tensors(spec: ModelSpec, vocabulary_size: int) -> Iterator[_Tensor]:
         return _Tensor(name, shape, "F32", 0.1)
 
     # In half precision whatever the rest is: rows of the output are set to zero.
-    yield _Tensor("token_embd.weight", (vocabulary_size, width), "F16", 1.0)
+    yield _Tensor("token_embd.weight", (vocabulary_size, width), "F16", spec.token_spread)
     yield _Tensor("output.weight", (vocabulary_size, width), "F16", LOGIT_SPREAD * width**-0.5)
     yield ones("output_norm", width)
     for layer in range(spec.layers):

@@ -31,7 +31,7 @@ SPEC = ModelSpec(
     heads=16,
     heads_kv=4,
     expert_type="Q4_K",
-    router_skew=4.0,
+    token_spread=2.0,
 )
 LIMIT_MIB, CACHE_MIB = 320, 176
 TOKENS, WARM_TOKENS = 64, 8
