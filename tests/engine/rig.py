@@ -30,6 +30,7 @@ class Engine:
     llama: LlamaBuild
     plugin: Path
     logits: Path
+    router: Path
     operations: Path
     unit_tests: Path
 
@@ -61,6 +62,7 @@ def build(llama: LlamaBuild) -> Engine:
         llama,
         directory / "src/ggml/libmoetuner-experts.so",
         directory / "tests/backend/moetuner_logits",
+        directory / "tests/backend/moetuner_router",
         directory / "tests/backend/moetuner_operations",
         directory / "tests/backend/moetuner_backend_tests",
     )
@@ -75,7 +77,8 @@ def _compile(llama: LlamaBuild, directory: Path) -> None:
     }
     configure = ["cmake", "-S", str(ENGINE), "-B", str(directory)]
     configure += [f"-D{name}={value}" for name, value in options.items()]
-    programs = ["moetuner_logits", "moetuner_operations", "moetuner_backend_tests"]
+    programs = ["moetuner_logits", "moetuner_router", "moetuner_operations"]
+    programs.append("moetuner_backend_tests")
     targets = ["moetuner_experts", *programs]
     for command in (configure, ["cmake", "--build", str(directory), "-j2", "--target", *targets]):
         done = subprocess.run(command, capture_output=True, text=True)

@@ -157,7 +157,8 @@ static_assert(offsetof(PageHeader, identity) == 16 && offsetof(PageHeader, layer
 static_assert(sizeof(PageIdentity) == control_offset - identity_offset);
 static_assert(offsetof(PageIdentity, commit) == 16 && offsetof(PageIdentity, model) == 64);
 static_assert(sizeof(PageControl) == figures_offset - control_offset);
-static_assert(offsetof(PageControl, trace_request) == 12 && offsetof(PageControl, trace_file) == 64);
+static_assert(offsetof(PageControl, trace_request) == 12);
+static_assert(offsetof(PageControl, trace_file) == 64);
 static_assert(sizeof(PageSequenced) == layers_offset - figures_offset);
 static_assert(std::is_trivially_copyable_v<PageFigures> && figure_words <= 255);
 static_assert(offsetof(PageFigures, applied) == 48 && offsetof(PageFigures, budget) == 88);

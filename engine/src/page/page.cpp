@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <new>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -46,6 +47,12 @@ Page::Page(const std::string& model, const std::string& commit, uint32_t layers)
       bytes_(layers_offset + layers * sizeof(PageLayer)), layer_count_(layers) {
     if (fd_ < 0) {
         refuse("memfd_create");
+    }
+    rlimit most{};
+    if (getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < bytes_) {
+        close(fd_);
+        errno = EFBIG; // to try would be a signal that ends the program
+        refuse("the limit on file size (RLIMIT_FSIZE)");
     }
     void* mapped = MAP_FAILED;
     // Sealed in size: neither side can make the other's accesses fault. The mode is 0777

@@ -314,20 +314,29 @@ TEST_CASE("without a page everything else works") {
     watched.monitor = nullptr;
     MonitorOptions options;
     options.layers = {2, 5, 9};
-    bool refused = false;
-    SUBCASE("not wanted") { options.page = false; }
-    SUBCASE("refused") { refused = true; }
-    rlimit before{};
-    getrlimit(RLIMIT_NOFILE, &before);
-    if (refused) {
+    bool refused = true;
+    auto resource = RLIMIT_NOFILE;
+    rlim_t limit = RLIM_INFINITY;
+    SUBCASE("not wanted") {
+        options.page = false;
+        refused = false;
+    }
+    SUBCASE("no descriptor") {
         const int free = dup(0);
         close(free);
-        rlimit low = before;
-        low.rlim_cur = static_cast<rlim_t>(free);
-        setrlimit(RLIMIT_NOFILE, &low);
+        limit = static_cast<rlim_t>(free);
     }
+    SUBCASE("no file of that size") { // its signal would end the program
+        resource = RLIMIT_FSIZE;
+        limit = 1000;
+    }
+    rlimit before{};
+    getrlimit(resource, &before);
+    rlimit low = before;
+    low.rlim_cur = std::min(limit, before.rlim_cur);
+    setrlimit(resource, &low);
     watched.monitor = std::make_unique<Monitor>(*watched.cache, options, watched.rig.said.log());
-    setrlimit(RLIMIT_NOFILE, &before);
+    setrlimit(resource, &before);
     CHECK(watched.monitor->page() == nullptr);
     CHECK(watched.rig.said.count(LogLevel::warning) == (refused ? 1 : 0));
     Course course;
