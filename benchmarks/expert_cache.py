@@ -95,7 +95,7 @@ class Requests:
 @dataclass(frozen=True)
 class Sample:
     """Rates in tokens/s; `read_mib`: from the disk, per decoded token; `slots` of the cache, and
-    its `misses` up to there."""
+    its `misses` in the decoding request."""
 
     decode: float
     prefill: tuple[float, ...]
@@ -145,10 +145,11 @@ class Bench:
             stack.callback(server.stop)
             server.await_ready()
             server.complete(_tokens(64, 1), ask.warm_tokens, 1800)
-            before = read_bytes(server.pid)
+            before, (_, missed) = read_bytes(server.pid), _cache(server.pid)
             decoded = server.complete(_tokens(8, 2), ask.decode_tokens, 1800)
             read = read_bytes(server.pid) - before
             slots, misses = _cache(server.pid)
+            misses -= missed
             prompts = [server.complete(_tokens(n, 3 + n), 1, 1800) for n in ask.prompts]
         return Sample(
             decoded.tokens_per_second,
@@ -267,7 +268,8 @@ def bound_share(bench: Bench, path: Path, resident_per_s: float) -> dict[str, fl
         got = bench.sample(path, cached, ask, limit, trace=trace)
         # The last evaluations; the first of the tokens came with the prompt.
         missed = bound.misses(trace, got.slots)
-        say(f"  {sum(map(len, missed))} misses by the trace, {got.misses} by the cache's count")
+        by_trace = sum(map(len, missed[-ask.decode_tokens :]))  # the prompt's evaluation too
+        say(f"  {by_trace} misses by the trace, {got.misses} by the cache's count")
         evaluations = missed[-(ask.decode_tokens - 1) :]
         order = list(itertools.chain.from_iterable(evaluations))
         reading = bound.read_seconds(path, order, bench.directory) / len(evaluations)
