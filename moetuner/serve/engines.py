@@ -14,7 +14,7 @@ import contextlib
 import errno
 import fcntl
 import os
-import stat
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -78,18 +78,19 @@ def find(proc: Path = _PROC) -> list[Engine]:
     A page that several processes have open (a child, or who reads it) is the process's that
     made it.
     """
+    mount = _mount_of_memfds()
     found: dict[tuple[int, int], Engine] = {}
     for pid in sorted(int(name) for name in os.listdir(proc) if name.isdigit()):
         if pid == os.getpid():
             continue
-        for engine in _pages_of(proc, pid):
+        for engine in _pages_of(proc, pid, mount):
             known = found.get(engine.key)
             if known is None or _made_by(proc, engine) > _made_by(proc, known):
                 found[engine.key] = engine
     return sorted(found.values(), key=lambda engine: (engine.pid, engine.key))
 
 
-def _pages_of(proc: Path, pid: int) -> Iterator[Engine]:
+def _pages_of(proc: Path, pid: int, mount: bytes) -> Iterator[Engine]:
     directory = proc / str(pid) / "fd"
     seen = set()
     try:
@@ -99,15 +100,34 @@ def _pages_of(proc: Path, pid: int) -> Iterator[Engine]:
     for name in names:
         file = directory / name
         try:
-            # Nothing is opened that is no file: a stranger may call a pipe or device so.
-            if os.readlink(file) != LINK or not stat.S_ISREG((status := os.stat(file)).st_mode):
+            # A stranger may call any file so, in a mount namespace of his own: a pipe, or one
+            # on a file system that never answers. Only what is a memfd for sure is touched.
+            if os.readlink(file) != LINK or _mount(proc / str(pid) / "fdinfo" / name) != mount:
                 continue
+            status = os.stat(file)
         except OSError:
             continue
         key = (status.st_dev, status.st_ino)
         if key not in seen:
             seen.add(key)
             yield Engine(pid, _comm(proc, pid), file, key)
+
+
+def _mount(fdinfo: Path) -> bytes | None:
+    found = re.search(rb"^mnt_id:\s*(\d+)$", fdinfo.read_bytes(), re.MULTILINE)
+    return found[1] if found else None
+
+
+def _mount_of_memfds() -> bytes:
+    """The kernel's own mount that all memfds of the machine are in; nobody else's files are."""
+    fd = os.memfd_create("moetuner")
+    try:
+        mount = _mount(_PROC / "self" / "fdinfo" / str(fd))
+    finally:
+        os.close(fd)
+    if mount is None:
+        raise SystemRefused("/proc/self/fdinfo tells no mnt_id")
+    return mount
 
 
 def _comm(proc: Path, pid: int) -> str:

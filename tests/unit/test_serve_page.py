@@ -50,9 +50,13 @@ import os, sys
 sys.path.insert(0, sys.argv[1])
 from tests.support import pages
 fds = [pages.memfd(open(name, "rb").read()) for name in sys.argv[2:]]
-if os.fork() == 0:  # a child has them too
+child = os.fork()  # a child has them too
+if child == 0:
     sys.stdin.read()
     os._exit(0)
+for fd in fds:
+    if os.pread(fd, 4, 64) == b"CHLD":  # made by the child
+        os.pwrite(fd, child.to_bytes(4, "little"), 64)
 print(os.getpid(), flush=True)
 sys.stdin.read()
 os.wait()
@@ -224,15 +228,16 @@ def test_one_controls_at_a_time(opened: Open) -> None:
 
 
 def test_found_once_with_its_maker(hold: Callable[..., int]) -> None:
-    first, second = hold(pages.page({"hits": 1})), 0
-    # The page names the process that made it: here it is the holder's child's parent.
-    second = hold(pages.page({"hits": 2}, pid=first), pages.page({"hits": 3}))
-    found = {engine.pid: engine for engine in engines.find() if engine.pid in (first, second)}
-    assert set(found) == {first, second}
-    assert found[first].read().figures.hits == 1
-    mine = [engine for engine in engines.find() if engine.pid == second]
-    assert sorted(engine.read().figures.hits for engine in mine) == [2, 3]
-    assert found[first].name.startswith("python")
+    """Of the processes that have a page open it is the one whose pid the page has."""
+    children = int.from_bytes(b"CHLD", "little")
+    pid = hold(pages.page({"hits": 1}), pages.page({"hits": 2}, pid=children))
+    (mine,) = [found for found in engines.find() if found.pid == pid]
+    assert mine.read().figures.hits == 1
+    assert mine.name.startswith("python")
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    (other,) = [found for found in engines.find() if str(found.pid) in text.split()]
+    assert other.read().figures.hits == 2
+    assert other.read().identity.pid == other.pid
 
 
 def test_an_engine_that_is_gone(hold: Callable[..., int], opened: Open) -> None:
@@ -245,16 +250,30 @@ def test_an_engine_that_is_gone(hold: Callable[..., int], opened: Open) -> None:
         Engine(1, "x", Path(f"/proc/self/fd/{fd}"), (0, 0)).read()
 
 
-def test_links_that_lie_are_not_opened(tmp_path: Path) -> None:
-    """A pipe, a directory and nothing at all, called as a page is."""
-    directory = tmp_path / "7" / "fd"
-    directory.mkdir(parents=True)
-    (directory / "3").symlink_to(engines.LINK)
-    (directory / "4").mkdir()
-    (directory / "5").write_text("no link")
-    (tmp_path / "9").mkdir()
+def test_links_that_lie_are_not_touched(tmp_path: Path) -> None:
+    """Called as a page is, but no memfd: not even stat(2) is asked of it."""
+    fd = pages.memfd(pages.page())
+    info = Path(f"/proc/self/fdinfo/{fd}").read_text()
+    for pid, text in (("7", "mnt_id:\t4711\n"), ("8", "pos:\t0\n"), ("9", "")):
+        (tmp_path / pid / "fd").mkdir(parents=True)
+        (tmp_path / pid / "fdinfo").mkdir()
+        for number, kind in (("3", info), ("4", text)):
+            (tmp_path / pid / "fd" / number).symlink_to(engines.LINK)
+            (tmp_path / pid / "fdinfo" / number).write_text(kind)
+        (tmp_path / pid / "fd" / "5").symlink_to("/memfd:other (deleted)")
+    (tmp_path / "10").mkdir()
     (tmp_path / "self").mkdir()
-    assert engines.find(tmp_path) == []
+    looked = []
+
+    def stat(path: Path) -> os.stat_result:
+        looked.append(str(path.relative_to(tmp_path)))
+        raise OSError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "stat", stat)
+        assert engines.find(tmp_path) == []
+    assert looked == ["7/fd/3", "8/fd/3", "9/fd/3"]
+    os.close(fd)
 
 
 # What people see.

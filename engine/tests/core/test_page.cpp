@@ -194,6 +194,32 @@ TEST_CASE("wishes are seen when they are written whole") {
     CHECK(seen->trace_file == "/tmp/trace");
 }
 
+TEST_CASE("wishes are never mixed") {
+    Page page("m", "c", 1);
+    std::atomic<bool> over{false};
+    std::thread controller([&] {
+        Wishes wishes;
+        for (uint32_t i = 1; !over.load(std::memory_order_relaxed); ++i) {
+            wishes.depth = wishes.threads = wishes.trace_request = i;
+            wishes.trace_file = std::string(900, static_cast<char>('a' + i % 26));
+            wish(page, wishes);
+        }
+    });
+    uint64_t mixed = 0;
+    for (uint64_t good = 0; good < 100000;) {
+        const auto wishes = page.wishes();
+        if (wishes && wishes->depth != 0) {
+            ++good;
+            const std::string whole(900, static_cast<char>('a' + wishes->depth % 26));
+            mixed += wishes->threads != wishes->depth || wishes->trace_request != wishes->depth ||
+                     wishes->trace_file != whole || wishes->generation != 2 * wishes->depth;
+        }
+    }
+    over.store(true, std::memory_order_relaxed);
+    controller.join();
+    CHECK(mixed == 0);
+}
+
 TEST_CASE("a file name without an end stops where the field does") {
     Page page("m", "c", 1);
     Wishes wishes;
