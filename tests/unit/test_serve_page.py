@@ -146,19 +146,57 @@ def test_a_page_that_may_shrink_and_an_ordinary_file_are_refused(
     os.close(fd)
 
 
-@pytest.mark.parametrize("offset", range(12, 56, 4))
-@pytest.mark.parametrize("value", [0, 1, 65, 2**20, 2**31, 2**32 - 1])
-def test_a_header_that_makes_no_sense_reads_nothing_large(
-    opened: Open, offset: int, value: int
-) -> None:
-    data = bytearray(pages.page())
+@pytest.mark.parametrize(
+    ("offset", "value"),
+    [
+        (12, 0),  # bytes of the page
+        (12, 4096 + 63),
+        (12, 2**20 + 1),
+        (12, 2**32 - 1),
+        (16, 63),  # identity: over the header
+        (20, 959),
+        (24, 2**32 - 1),  # control
+        (28, 1023),
+        (32, 4096),  # figures: beyond the end
+        (36, 1663),
+        (36, 2**32 - 1),
+        (40, 4097),  # layers
+        (44, 63),
+        (48, 63),  # bytes of a row
+        (52, 2),  # rows
+        (52, 2**32 - 1),
+    ],
+)
+def test_a_header_that_makes_no_sense(opened: Open, offset: int, value: int) -> None:
+    data = bytearray(pages.page() + bytes(2**20))  # there are enough bytes
+    page.header(bytes(data))
     data[offset : offset + 4] = value.to_bytes(4, "little")
+    with pytest.raises(NotSo, match="makes no sense"):
+        page.header(bytes(data))
     fd = opened(bytes(data))
-    try:
-        snapshot = engines.read(fd, patience_s=0)
-    except NotSo:
-        return
-    assert len(snapshot.layers) <= page.MOST_BYTES // 64
+    with pytest.raises(NotSo, match="makes no sense"):
+        engines.write(fd, depth=1)
+    assert os.pread(fd, len(data), 0) == data
+
+
+def test_longer_parts_of_a_later_release(opened: Open) -> None:
+    """Rows of 80 bytes, and all parts larger and in other places."""
+    old = pages.page({"state": 1, "hits": 5}, layers=((3, 5, 0, 0, 0, 0, 0, 0),) * 2)
+    data = bytearray(16384)
+    data[:64] = old[:64]
+    starts = (4096, 6000, 8192, 12288)
+    for index, (start, size) in enumerate(zip(starts, (1000, 1100, 3000, 400), strict=True)):
+        data[16 + 8 * index : 24 + 8 * index] = start.to_bytes(4, "little") + size.to_bytes(
+            4, "little"
+        )
+    data[12:16] = len(data).to_bytes(4, "little")
+    data[48:52] = (80).to_bytes(4, "little")
+    data[4096 : 4096 + 960] = old[64:1024]
+    data[8192 : 8192 + 2048] = old[2048:4096]
+    data[12288 : 12288 + 64] = data[12368 : 12368 + 64] = old[4096:4160]
+    snapshot = engines.read(opened(bytes(data)))
+    assert snapshot.identity.model == "/models/some.gguf"
+    assert (snapshot.figures.hits, [row.layer for row in snapshot.layers]) == (5, [3, 3])
 
 
 def test_a_writer_that_died_in_the_middle_is_told(opened: Open) -> None:
@@ -261,6 +299,7 @@ def test_links_that_lie_are_not_touched(tmp_path: Path) -> None:
             (tmp_path / pid / "fd" / number).symlink_to(engines.LINK)
             (tmp_path / pid / "fdinfo" / number).write_text(kind)
         (tmp_path / pid / "fd" / "5").symlink_to("/memfd:other (deleted)")
+        (tmp_path / pid / "fdinfo" / "5").write_text(info)
     (tmp_path / "10").mkdir()
     (tmp_path / "self").mkdir()
     looked = []
@@ -343,6 +382,8 @@ def test_a_broken_trace_says_why(opened: Open) -> None:
     figures = {"trace_state": 2, "trace_errno": errno.ENOSPC}
     begun = _snapshot(opened(pages.page(figures, trace_file=b"/tmp/t")))
     assert dict(view.rows(_engine(), begun))["trace"] == "ended: /tmp/t No space left on device"
+    odd = _snapshot(opened(pages.page({**figures, "trace_errno": 2**64 - 1})))
+    assert dict(view.rows(_engine(), odd))["trace"] == "not begun: unknown reason"
     never = _snapshot(opened(pages.page(figures)))
     assert dict(view.rows(_engine(), never))["trace"] == "not begun: No space left on device"
 
@@ -350,9 +391,10 @@ def test_a_broken_trace_says_why(opened: Open) -> None:
 HOSTILE = "\x1b]0;x\x07\n\u202e\x9b31m"
 
 
-def test_hostile_names_do_not_reach_the_terminal(opened: Open) -> None:
+@pytest.mark.parametrize("state", [1, 2])
+def test_hostile_names_do_not_reach_the_terminal(opened: Open, state: int) -> None:
     data = pages.page(
-        {"trace_state": 1}, model=HOSTILE.encode() + b"\xff\xfe", trace_file=HOSTILE.encode()
+        {"trace_state": state}, model=HOSTILE.encode() + b"\xff\xfe", trace_file=HOSTILE.encode()
     )
     lines = view.rows(_engine(HOSTILE), _snapshot(opened(data)))
     lines += view.rows(_engine(HOSTILE), NotSo(HOSTILE))
