@@ -142,7 +142,8 @@ void Weights::require_budget() {
         return;
     }
     try {
-        plan_layout(number_units().units, budget(0), smallest_block, settings_.piece);
+        plan_layout(number_units().units, budget(available_memory(), 0), smallest_block,
+                    settings_.piece);
     } catch (const Error& error) {
         throw Error((settings_.cache_bytes != 0
                          ? "MOETUNER_CACHE_MIB=" + std::to_string(settings_.cache_bytes >> 20)
@@ -193,9 +194,10 @@ Cache& Weights::cache() {
             files->add("/proc/self/fd/" + std::to_string(file.fd), file.name);
         }
     }
+    const uint64_t available = available_memory(); // before any of it is locked
     const uint64_t dense_bytes = settings_.keep_dense ? keep_dense_resident() : 0;
     CacheOptions options;
-    options.budget = budget(dense_bytes);
+    options.budget = budget(available, dense_bytes);
     options.piece = settings_.piece;
     options.lock = settings_.lock;
     options.hugepages = settings_.hugepages;
@@ -210,7 +212,7 @@ Cache& Weights::cache() {
     files_ = std::move(files);
     cache_ = std::move(cache);
     monitor_ = make_monitor(std::move(numbered.layers));
-    report(*cache_, dense_bytes);
+    report(*cache_, available, dense_bytes);
     if (!settings_.hot_list.empty()) {
         std::vector<uint32_t> hot;
         std::string error;
@@ -284,11 +286,10 @@ std::unique_ptr<Monitor> Weights::make_monitor(std::vector<uint32_t> layers) {
 
 // Half of what is free leaves room for the context and the page cache. Whoever measures sets
 // MOETUNER_CACHE_MIB.
-uint64_t Weights::budget(uint64_t dense_bytes) const {
+uint64_t Weights::budget(uint64_t available, uint64_t dense_bytes) const {
     if (settings_.cache_bytes != 0) {
         return settings_.cache_bytes;
     }
-    const uint64_t available = available_memory();
     return available > dense_bytes ? (available - dense_bytes) / 2 : 0;
 }
 
@@ -310,7 +311,7 @@ uint64_t Weights::keep_dense_resident() {
     return residency.dense_bytes;
 }
 
-void Weights::report(const Cache& cache, uint64_t dense_bytes) const {
+void Weights::report(const Cache& cache, uint64_t available, uint64_t dense_bytes) const {
     const CacheShape shape = cache.shape();
     std::string text = "expert cache for " + base_ + ": " + std::to_string(shape.slots) + " of " +
                        std::to_string(shape.units) + " units, " + mib(shape.arena_bytes) + " of " +
@@ -323,6 +324,13 @@ void Weights::report(const Cache& cache, uint64_t dense_bytes) const {
         text += "; " + mib(dense_bytes) + " MiB of dense weights kept in memory";
     }
     log_(LogLevel::info, text);
+    if (shape.arena_bytes + dense_bytes > available) {
+        log_(LogLevel::warning,
+             "the cache of " + mib(shape.arena_bytes) + " MiB and the dense weights of " +
+                 mib(dense_bytes) + " MiB are more than the free memory of " + mib(available) +
+                 " MiB: the system may swap, or end the program; a smaller MOETUNER_CACHE_MIB "
+                 "would help");
+    }
     if (shape.lock_errno != 0) {
         log_(LogLevel::warning, "only " + mib(shape.locked_bytes) + " of " +
                                     mib(shape.arena_bytes) + " MiB of the cache are locked (" +

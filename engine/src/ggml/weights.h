@@ -97,9 +97,9 @@ class Weights {
         std::vector<uint32_t> layers; // the model's, by group
     };
     Numbered number_units() const;
-    uint64_t budget(uint64_t dense_bytes) const;
+    uint64_t budget(uint64_t available, uint64_t dense_bytes) const;
     uint64_t keep_dense_resident();
-    void report(const Cache& cache, uint64_t dense_bytes) const;
+    void report(const Cache& cache, uint64_t available, uint64_t dense_bytes) const;
     std::unique_ptr<Monitor> make_monitor(std::vector<uint32_t> layers);
 
     const Settings settings_;
