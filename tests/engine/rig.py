@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ ENGINE = Path(__file__).parents[2] / "engine"
 BUFFER_TYPE = "MOETUNER"
 PATTERN = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 OVERRIDE = ("-ot", f"{PATTERN}={BUFFER_TYPE}")
+PLUGIN = "src/ggml/libmoetuner-experts.so"
 KEEP_BUILDS = 3
 
 
@@ -33,53 +34,77 @@ class Engine:
     router: Path
     operations: Path
     unit_tests: Path
+    extra: Mapping[str, str] = field(default_factory=dict)  # of the environment
 
     def environment(self, **settings: object) -> dict[str, str]:
         """`settings`: MOETUNER_<NAME>=value."""
         chosen = {f"MOETUNER_{name.upper()}": str(value) for name, value in settings.items()}
-        return {"GGML_BACKEND_PATH": str(self.plugin), **chosen}
+        return {"GGML_BACKEND_PATH": str(self.plugin), **self.extra, **chosen}
 
 
 def build(llama: LlamaBuild) -> Engine:
-    """Builds both once for each state of the sources, in the user's cache directory."""
+    """The plugin and the test programs."""
+    names = ("logits", "router", "operations", "backend_tests")
+    programs = [f"moetuner_{name}" for name in names]
+    directory = _built(llama, "tests", ("moetuner_experts", *programs), {})
+    logits, router, operations, unit = (directory / "tests/backend" / name for name in programs)
+    return Engine(llama, directory / PLUGIN, logits, router, operations, unit)
+
+
+def build_sanitized(engine: Engine) -> Engine:
+    """The plugin with AddressSanitizer and UndefinedBehaviorSanitizer, for the same programs.
+
+    They have no sanitizer, so its library is preloaded: it sees all of their heap, but only
+    the plugin's accesses.
+    """
+    options = {"MOETUNER_SANITIZE": "address,undefined", "MOETUNER_BUILD_TESTS": "OFF"}
+    directory = _built(engine.llama, "asan", ("moetuner_experts",), options)
+    compiler = os.environ.get("CXX", "c++")
+    name = "libclang_rt.asan.so" if "clang" in compiler else "libasan.so"
+    found = subprocess.run(
+        [compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True
+    )
+    extra = {"LD_PRELOAD": found.stdout.strip(), "ASAN_OPTIONS": "detect_stack_use_after_return=1"}
+    return replace(engine, plugin=directory / PLUGIN, extra=extra)
+
+
+def _built(
+    llama: LlamaBuild, kind: str, targets: Sequence[str], options: Mapping[str, str]
+) -> Path:
+    """The build directory; made once for each state of the sources, in the user's cache."""
     digest = hashlib.sha256(f"{llama.build}\0{llama.commit}\0{os.environ.get('CXX')}".encode())
     for path in sorted(ENGINE.rglob("*")):
-        if path.is_file():
-            digest.update(str(path.relative_to(ENGINE)).encode() + b"\0" + path.read_bytes())
+        place = path.relative_to(ENGINE)
+        foreign = place.parts[0] == "tests" and options.get("MOETUNER_BUILD_TESTS") == "OFF"
+        if path.is_file() and not foreign:
+            digest.update(str(place).encode() + b"\0" + path.read_bytes())
     home = cache_directory()
     home.mkdir(parents=True, exist_ok=True)
-    directory = home / f"engine-tests-{digest.hexdigest()[:10]}"
+    directory = home / f"engine-{kind}-{digest.hexdigest()[:10]}"
     with (home / "engine-tests.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (directory / "complete").exists():
-            _compile(llama, directory)
+            _compile(llama, directory, targets, options)
             (directory / "complete").touch()
         os.utime(directory)
-        builds = [path for path in home.glob("engine-tests-*") if path.is_dir()]
+        builds = [path for path in home.glob(f"engine-{kind}-*") if path.is_dir()]
         for old in sorted(builds, key=lambda path: path.stat().st_mtime)[:-KEEP_BUILDS]:
             shutil.rmtree(old)
-    return Engine(
-        llama,
-        directory / "src/ggml/libmoetuner-experts.so",
-        directory / "tests/backend/moetuner_logits",
-        directory / "tests/backend/moetuner_router",
-        directory / "tests/backend/moetuner_operations",
-        directory / "tests/backend/moetuner_backend_tests",
-    )
+    return directory
 
 
-def _compile(llama: LlamaBuild, directory: Path) -> None:
-    options = {
+def _compile(
+    llama: LlamaBuild, directory: Path, targets: Sequence[str], options: Mapping[str, str]
+) -> None:
+    chosen = {
         "CMAKE_BUILD_TYPE": "Release",
         "LLAMA_CPP_DIR": llama.source,
         "LLAMA_CPP_BUILD": llama.build,
         "MOETUNER_BUILD_BENCH": "OFF",
+        **options,
     }
     configure = ["cmake", "-S", str(ENGINE), "-B", str(directory)]
-    configure += [f"-D{name}={value}" for name, value in options.items()]
-    programs = ["moetuner_logits", "moetuner_router", "moetuner_operations"]
-    programs.append("moetuner_backend_tests")
-    targets = ["moetuner_experts", *programs]
+    configure += [f"-D{name}={value}" for name, value in chosen.items()]
     for command in (configure, ["cmake", "--build", str(directory), "-j2", "--target", *targets]):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
