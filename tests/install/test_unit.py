@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 from pathlib import Path
@@ -108,16 +109,23 @@ def offered(*words: str) -> set[str]:
     return set(result.stdout.split())
 
 
+def _takes(parser: argparse.ArgumentParser) -> tuple[set[str], dict[str, argparse.ArgumentParser]]:
+    """Its long options and its commands."""
+    group = parser._subparsers  # argparse has no public way to ask for these
+    choices = group._group_actions[0].choices if group else {}
+    assert isinstance(choices, dict)
+    return {o for o in parser._option_string_actions if o.startswith("--")}, choices
+
+
 def test_completion_offers_what_the_parser_takes() -> None:
-    # argparse has no public way to ask for these.
-    parser = cli.parser()
-    commands = parser._subparsers._group_actions[0].choices  # type: ignore[union-attr]
-    assert isinstance(commands, dict)
+    _, commands = _takes(cli.parser())
     options = {"--help", "--version"}
     assert offered("moetuner", "") == set(commands) | options | {"--check"}
     for name, command in commands.items():
-        taken = {o for o in command._option_string_actions if o.startswith("--")}
-        assert offered("moetuner", name, "") == taken, name
+        taken, below = _takes(command)
+        assert offered("moetuner", name, "") == taken | set(below), name
+        for part, inner in below.items():
+            assert offered("moetuner", name, part, "") == _takes(inner)[0], (name, part)
     assert offered("moetuner", "--check", "") == offered("moetuner", "check", "")
 
 

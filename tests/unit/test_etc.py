@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import re
 from dataclasses import fields, replace
@@ -91,13 +92,26 @@ def test_the_man_page_has_every_exit_code() -> None:
     assert listed == re.findall(r"^  (\d)  ", cli.EXIT_CODES, re.MULTILINE)
 
 
+def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """`status`, `engine set` … → its parser."""
+    group = parser._subparsers  # argparse has no public way to ask for these
+    if group is None:
+        return {}
+    choices = group._group_actions[0].choices
+    assert isinstance(choices, dict)
+    found: dict[str, argparse.ArgumentParser] = {}
+    for name, command in choices.items():
+        below = {f"{name} {sub}": inner for sub, inner in _commands(command).items()}
+        found |= below or {name: command}
+    return found
+
+
 def test_the_man_page_has_every_command_and_option() -> None:
     commands = MAN.partition(".Sh COMMANDS")[2].partition(".Sh")[0]
     options = MAN.partition(".Sh OPTIONS")[2].partition(".Sh")[0]
-    # argparse has no public way to ask for these.
-    choices = cli.parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
-    assert isinstance(choices, dict)
-    assert set(re.findall(r"^\.It Cm (\w+)$", commands, re.MULTILINE)) == set(choices)
+    choices = _commands(cli.parser())
+    assert {"status", "engine set"} <= set(choices)
+    assert set(re.findall(r"^\.It Cm ([\w ]+)$", commands, re.MULTILINE)) == set(choices)
     taken = {o for c in choices.values() for o in c._option_string_actions if o.startswith("--")}
     taken |= {"--help", "--version"}
     assert {f"-{o}" for o in re.findall(r"^\.It Fl (-\w+)", options, re.MULTILINE)} == taken
