@@ -46,7 +46,7 @@ def build(llama: LlamaBuild) -> Engine:
     """The plugin and the test programs."""
     names = ("logits", "router", "operations", "backend_tests")
     programs = [f"moetuner_{name}" for name in names]
-    directory = _built(llama, "tests", ("moetuner_experts", *programs), {})
+    directory = built(llama, "tests", ("moetuner_experts", *programs), {})
     logits, router, operations, unit = (directory / "tests/backend" / name for name in programs)
     return Engine(llama, directory / PLUGIN, logits, router, operations, unit)
 
@@ -58,7 +58,7 @@ def build_sanitized(engine: Engine) -> Engine:
     the plugin's accesses.
     """
     options = {"MOETUNER_SANITIZE": "address,undefined", "MOETUNER_BUILD_TESTS": "OFF"}
-    directory = _built(engine.llama, "asan", ("moetuner_experts",), options)
+    directory = built(engine.llama, "asan", ("moetuner_experts",), options)
     compiler = os.environ.get("CXX", "c++")
     name = "libclang_rt.asan.so" if "clang" in compiler else "libasan.so"
     found = subprocess.run(
@@ -68,10 +68,11 @@ def build_sanitized(engine: Engine) -> Engine:
     return replace(engine, plugin=directory / PLUGIN, extra=extra)
 
 
-def _built(
-    llama: LlamaBuild, kind: str, targets: Sequence[str], options: Mapping[str, str]
-) -> Path:
-    """The build directory; made once for each state of the sources, in the user's cache."""
+def built(llama: LlamaBuild, kind: str, targets: Sequence[str], options: Mapping[str, str]) -> Path:
+    """The build directory; made once for each state of the sources, in the user's cache.
+
+    `kind`: part of its name. `options`: for cmake, beside those that all builds have.
+    """
     digest = hashlib.sha256(f"{llama.build}\0{llama.commit}\0{os.environ.get('CXX')}".encode())
     for path in sorted(ENGINE.rglob("*")):
         place = path.relative_to(ENGINE)
