@@ -37,6 +37,15 @@ ROWS = (
     ("footprint", "anon_mib", "of it anonymous", "MiB"),
     ("footprint", "idle_wakeups_per_s", "wake-ups a second, idle", ""),
     ("footprint", "cpu_percent_at_100", "of one core at 100 calls a second", "%"),
+    ("expert_cache", "decode_ratio", "expert cache, 4 GiB model under 2 GiB: decode, × stock", ""),
+    ("expert_cache", "prefill64_ratio", "the same, prefill of 64 tokens, × stock", ""),
+    ("expert_cache", "prefill512_ratio", "the same, prefill of 512 tokens, × stock", ""),
+    ("expert_cache", "bound_share", "the same, share of the speed that nothing could beat", ""),
+    ("expert_cache", "fits_decode_ratio", "a model that fits: decode, × stock", ""),
+    ("expert_cache", "fits_prefill_ratio", "the same, prefill of 512 tokens, × stock", ""),
+    ("expert_cache", "large_experts_ratio", "few large experts, 21 % cached: decode, × stock", ""),
+    ("expert_cache", "uring_cpu_s_per_gib", "processor seconds to read 1 GiB, io_uring", "s"),
+    ("expert_cache", "pool_cpu_s_per_gib", "the same with threads", "s"),
 )
 
 
