@@ -128,19 +128,22 @@ def test_the_floor_follows_a_stranger_s_calls(
 def test_sigkill_leaves_nothing_raised_and_it_starts_again(
     system: PrivateSystem, board: boards.Board, caller: Driver
 ) -> None:
-    _started(system)
-    before = system.property("MainPID")
-
     def raised() -> bool:
         caller.ask("call decode 1")
         return board.floor() == boards.FREQUENCIES[-1]
 
-    until(raised, f"raised: {system.journal()}")
-    system.do("systemctl", "kill", "--signal=KILL", "--kill-who=main", "moetuner")
-    until(lambda: board.floor() == board.lowest(), f"put back: {system.journal()}")
-    assert "left raised by process" in system.journal()
-    until(lambda: system.property("ActiveState") == "active", "running again")
-    assert system.property("MainPID") != before
+    def killed() -> bool:
+        """False: systemctl took longer than the hold, so nothing was raised any more."""
+        _started(system)
+        before = system.property("MainPID")
+        until(raised, f"raised: {system.journal()}")
+        system.do("systemctl", "kill", "--signal=KILL", "--kill-who=main", "moetuner")
+        until(lambda: board.floor() == board.lowest(), f"put back: {system.journal()}")
+        until(lambda: system.property("MainPID") not in ("0", before), "running again")
+        until(lambda: system.property("ActiveState") == "active", "ready again")
+        return "left raised by process" in system.journal()
+
+    assert any(killed() for _ in range(5)), system.journal()
 
 
 def test_a_broken_configuration_ends_it_for_good(system: PrivateSystem) -> None:
