@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,8 +43,9 @@ ROWS = covering(
 @pytest.mark.parametrize("row", ROWS, ids=_name)
 def test_logits_are_equal(logits: Logits, model: Model, row: dict[str, object]) -> None:
     arguments = ["--batches", row["batches"], "--threads", row["threads"], "--decode", 6]
-    logits.assert_equal(
-        [model(str(row["model"]))],
+    path = model(str(row["model"]))
+    got = logits.assert_equal(
+        [path],
         [*arguments, "--load-mode", row["load"]],
         stock=arguments,
         cache_mib=row["cache_mib"],
@@ -50,6 +53,22 @@ def test_logits_are_equal(logits: Logits, model: Model, row: dict[str, object]) 
         piece_kib=row["piece_kib"],
         direct=row["direct"],
     )
+    # A read to the wrong place in memory is refused, and done through the page cache.
+    assert not got.lines("direct reads of") or not _can_be_read_directly(path), got.log
+
+
+def _can_be_read_directly(path: Path) -> bool:
+    """Whether the file system has O_DIRECT."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError:
+        return False
+    try:
+        return os.preadv(fd, [mmap.mmap(-1, 4096)], 0) == 4096
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
 
 
 @pytest.mark.parametrize("threads", [4, 5, 6, 7])
