@@ -2,9 +2,10 @@
 
 Real llama-server, models with random weights, one memory limit for both sides (page cache
 included), the model's page cache dropped before each start, sides in turns, the first
-request of each server not counted. Stock is at its best: the number of threads and the
-read-ahead of the disk are chosen by a sweep before. All with --no-repack, since the bits
-are compared too: texts must be equal.
+request of each server not counted. Stock is at its best: the number of threads, the
+read-ahead of the disk and whether threads spin or sleep at barriers (OMP_WAIT_POLICY) are
+chosen by a sweep before; for the cache the last of these. All with --no-repack, since the
+bits are compared too: texts must be equal.
 
 - decode_ratio, prefill64_ratio, prefill512_ratio: cache against stock, a model of
   4.3 GiB (24 layers × 64 experts of 2.5 MiB, 8 used, Q4_K) under 2 GiB;
@@ -16,7 +17,8 @@ are compared too: texts must be equal.
   MXFP4), 21 % of them in the cache, 1.2 GiB for all;
 - uring_*, pool_*: reading the same experts with nothing to compute, io_uring and the pool of
   threads: GB/s, and processor seconds for a GiB;
-- *_per_s, *_mib_per_token: what the ratios are made of; stock_threads, stock_read_ahead_kb.
+- *_per_s, *_mib_per_token: what the ratios are made of; stock_threads, stock_read_ahead_kb,
+  stock_sleeps, cache_sleeps: what the sweep chose.
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ import argparse
 import contextlib
 import itertools
 import os
+import signal
 import statistics
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -66,10 +69,11 @@ FEW_LARGE = model.ModelSpec(
     dense_type="Q8_0",
     token_spread=3.0,
 )
-CACHED_THREADS = len(os.sched_getaffinity(0))
-STOCK_THREADS = tuple(CACHED_THREADS * n for n in (1, 2, 4, 8))
+CORES = len(os.sched_getaffinity(0))
+STOCK_THREADS = tuple(CORES * n for n in (1, 2, 4, 8))
 READ_AHEAD_KB = (32, 64, 128, 256)
 PREFILLS = (64, 512)
+WAIT = ("active", "passive")
 PARTS = ("large", "fits", "few-large", "readers")
 
 
@@ -80,7 +84,10 @@ class Setting:
     threads: int
     read_ahead_kb: int
     cache_mib: int | None = None
-    repack: bool = False
+    wait: str = "active"  # OMP_WAIT_POLICY: do threads spin or sleep at barriers
+
+
+STOCK = Setting(CORES, 128)
 
 
 @dataclass(frozen=True)
@@ -122,13 +129,13 @@ class Bench:
     ) -> Sample:
         """One server's life. `settings`: further MOETUNER_ variables for the cache."""
         arguments = ["--threads", str(setting.threads), "--ctx-size", "2048", "--no-warmup"]
-        arguments += [] if setting.repack else ["--no-repack"]
-        environment: dict[str, str] = {}
+        arguments.append("--no-repack")
+        environment = {"OMP_WAIT_POLICY": setting.wait} if setting.wait != "active" else {}
         if setting.cache_mib is None:
-            arguments += [] if setting.repack else ["--cpu-moe"]
+            arguments.append("--cpu-moe")
         else:
             arguments += build.OVERRIDE
-            environment = self.plugin.environment(cache_mib=setting.cache_mib, **settings)
+            environment |= self.plugin.environment(cache_mib=setting.cache_mib, **settings)
         with contextlib.ExitStack() as stack:
             ahead = stack.enter_context(contextlib.closing(ReadAhead(path)))
             ahead.set(setting.read_ahead_kb)
@@ -173,23 +180,38 @@ class Bench:
                 raise NotSo("the cache changed the text", f"see {self.directory}")
         return rounds
 
-    def best_stock(self, path: Path, limit_mib: int) -> Setting:
-        """Threads first, at the usual read-ahead, then the read-ahead."""
+    def best(
+        self, path: Path, limit_mib: int, setting: Setting, axes: Mapping[str, Sequence[object]]
+    ) -> Setting:
+        """`setting` with the fastest decode, one field of `axes` after the other."""
         ask = Requests(8, 24)
+        rates: dict[Setting, float] = {}
+        for name, values in axes.items():
+            for value in values:
+                # mypy cannot know the field's type.
+                other = replace(setting, **{name: value})  # type: ignore[arg-type]
+                if other not in rates:
+                    rates[other] = self.sample(path, other, ask, limit_mib).decode
+                    say(f"  {_described(other)}: {rates[other]:.2f} tok/s")
+            setting = max(rates, key=lambda known: rates[known])
+        return setting
 
-        def rate(setting: Setting) -> float:
-            got = self.sample(path, setting, ask, limit_mib).decode
-            say(f"  stock -t {setting.threads}, {setting.read_ahead_kb} KiB: {got:.2f} tok/s")
-            return got
 
-        rates = {n: rate(Setting(n, 128)) for n in STOCK_THREADS}
-        threads = max(rates, key=lambda n: rates[n])
-        by_kb = {kb: rate(Setting(threads, kb)) for kb in READ_AHEAD_KB if kb != 128}
-        by_kb[128] = rates[threads]
-        return Setting(threads, max(by_kb, key=lambda kb: by_kb[kb]))
+STOCK_AXES = {"threads": STOCK_THREADS, "read_ahead_kb": READ_AHEAD_KB, "wait": WAIT}
+CACHE_AXES = {"wait": WAIT}
+
+
+def _described(setting: Setting) -> str:
+    kind = "stock" if setting.cache_mib is None else f"cache of {setting.cache_mib} MiB"
+    return (
+        f"{kind}, -t {setting.threads}, read-ahead {setting.read_ahead_kb} KiB, "
+        f"{setting.wait} waiting"
+    )
 
 
 def main() -> int:
+    # Its default action would leave the read-ahead changed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(prog="benchmarks/expert_cache", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--rounds", type=int, default=3)
@@ -223,8 +245,9 @@ def main() -> int:
 
 
 def large(bench: Bench, path: Path) -> dict[str, float]:
-    limit, cached = 2048, Setting(CACHED_THREADS, 128, cache_mib=1280)
-    stock = bench.best_stock(path, limit)
+    limit = 2048
+    stock = bench.best(path, limit, STOCK, STOCK_AXES)
+    cached = bench.best(path, limit, replace(STOCK, cache_mib=1280), CACHE_AXES)
     ask = Requests(16, 64, PREFILLS)
     rounds = bench.interleaved(
         [partial(bench.sample, path, side, ask, limit) for side in (stock, cached)]
@@ -232,6 +255,8 @@ def large(bench: Bench, path: Path) -> dict[str, float]:
     figures = {
         "stock_threads": float(stock.threads),
         "stock_read_ahead_kb": float(stock.read_ahead_kb),
+        "stock_sleeps": float(stock.wait == "passive"),
+        "cache_sleeps": float(cached.wait == "passive"),
         "decode_ratio": _ratio(rounds, _decode),
         "stock_per_s": _median(rounds, 0, _decode),
         "cache_per_s": _median(rounds, 1, _decode),
@@ -247,8 +272,7 @@ def large(bench: Bench, path: Path) -> dict[str, float]:
 def fits(bench: Bench, path: Path) -> dict[str, float]:
     ask = Requests(64, 128, (512, 512))
     size = path.stat().st_size // MIB + 1
-    stock, cached = Setting(CACHED_THREADS, 128), Setting(CACHED_THREADS, 128, cache_mib=size)
-    sides = [stock, cached]
+    sides = [STOCK, replace(STOCK, cache_mib=size)]
     rounds = bench.interleaved([partial(bench.sample, path, side, ask, None) for side in sides])
     return {
         "fits_decode_ratio": _ratio(rounds, _decode),
@@ -261,7 +285,7 @@ def bound_share(bench: Bench, path: Path, resident_per_s: float) -> dict[str, fl
     """`resident_per_s`: stock's rate with everything in memory."""
     ask = Requests(16, 64)
     trace = bench.directory / "trace"
-    limit, cached = 2048, Setting(CACHED_THREADS, 128, cache_mib=1280)
+    limit, cached = 2048, replace(STOCK, cache_mib=1280, wait="passive")
     shares = []
     for number in range(bench.rounds):
         trace.unlink(missing_ok=True)
@@ -285,8 +309,8 @@ def bound_share(bench: Bench, path: Path, resident_per_s: float) -> dict[str, fl
 def few_large(bench: Bench, path: Path) -> dict[str, float]:
     limit = 1229
     share = FEW_LARGE.unit_bytes() * FEW_LARGE.experts * FEW_LARGE.layers * 21 // 100 // MIB
-    cached = Setting(CACHED_THREADS, 128, cache_mib=share)
-    stock = bench.best_stock(path, limit)
+    stock = bench.best(path, limit, STOCK, STOCK_AXES)
+    cached = bench.best(path, limit, replace(STOCK, cache_mib=share), CACHE_AXES)
     ask = Requests(8, 32)
     rounds = bench.interleaved(
         [partial(bench.sample, path, side, ask, limit) for side in (stock, cached)]
