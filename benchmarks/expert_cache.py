@@ -278,6 +278,7 @@ def fits(bench: Bench, path: Path) -> dict[str, float]:
         "fits_decode_ratio": _ratio(rounds, _decode),
         "fits_prefill_ratio": _ratio(rounds, _prefill(1)),
         "fits_stock_per_s": _median(rounds, 0, _decode),
+        "fits_stock_prefill512_per_s": _median(rounds, 0, _prefill(1)),
     }
 
 

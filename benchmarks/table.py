@@ -50,8 +50,12 @@ ROWS = (
 
 
 def newest(lines: list[str]) -> dict[str, dict[str, Any]]:
-    """The last measurement of each benchmark."""
-    return {result["name"]: result for result in map(json.loads, lines)}
+    """The last measurement of each benchmark; a run of a part leaves the others' figures."""
+    results: dict[str, dict[str, Any]] = {}
+    for result in map(json.loads, lines):
+        before = results.get(result["name"], {}).get("figures", {})
+        results[result["name"]] = {**result, "figures": {**before, **result["figures"]}}
+    return results
 
 
 def table(lines: list[str]) -> str:

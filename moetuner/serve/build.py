@@ -22,8 +22,10 @@ SOURCES = Path(__file__).parents[2] / "engine"
 BUFFER_TYPE = "MOETUNER"
 # llama.cpp's own pattern of `--cpu-moe` (common/common.h), with our buffer type.
 OVERRIDE = ("-ot", rf"\.ffn_(up|down|gate|gate_up)_(ch|)exps={BUFFER_TYPE}")
+PLUGIN = "src/ggml/libmoetuner-experts.so"  # below a build directory
 TARGETS = ("moetuner_experts",)
-KEPT = 3  # builds of one set of targets; the least recently used go
+NO_TESTS = {"MOETUNER_BUILD_TESTS": "OFF"}
+KEPT = 3  # builds of one kind; the least recently used go
 
 
 @dataclass(frozen=True)
@@ -45,19 +47,22 @@ def ensure(
     home: Path,
     *,
     sources: Path = SOURCES,
+    kind: str = "plugin",
     targets: Sequence[str] = TARGETS,
-    options: Mapping[str, str] = {},
+    options: Mapping[str, str] = NO_TESTS,
 ) -> Plugin:
     """The plugin for that llama.cpp, compiled below `home` first if it is not there.
 
-    One process builds, others wait; about 40 seconds on two cores. MissingRequirement: no
-    sources, no cmake, no compiler; SystemRefused: the compiler failed (names the log).
+    `kind`: part of the directory's name; one kind has always the same targets and options (for
+    cmake, beside those that all builds have). One process builds, others wait; about 40 seconds
+    on two cores. MissingRequirement: no sources, no cmake; SystemRefused: the compiler failed
+    (names the log).
     """
-    kind = "-".join(target.removeprefix("moetuner_") for target in targets)
-    name = f"engine-{_digest((kind,))[:4]}"
+    name = f"engine-{kind}"
     try:
         home.mkdir(parents=True, exist_ok=True)
-        parts = (llama_build, options, os.environ.get("CXX"), *_contents(sources))
+        with_tests = options.get("MOETUNER_BUILD_TESTS") != "OFF"
+        parts = (llama_build, os.environ.get("CXX"), *_contents(sources, with_tests))
         directory = home / f"{name}-{_digest(parts)[:10]}"
         with (home / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -68,16 +73,21 @@ def ensure(
             _drop_old(home, name)
     except OSError as error:
         raise SystemRefused(f"cannot build in {home}: {reason(error)}") from error
-    return Plugin(directory / "src/ggml/libmoetuner-experts.so", directory)
+    return Plugin(directory / PLUGIN, directory)
 
 
-def _contents(sources: Path) -> list[bytes]:
+def _contents(sources: Path, with_tests: bool) -> list[bytes]:
     if not (sources / "CMakeLists.txt").is_file():
         raise MissingRequirement(
             f"the expert cache's sources are not in {sources}", "run this from a checkout"
         )
     files = sorted(path for path in sources.rglob("*") if path.is_file())
-    return [str(path.relative_to(sources)).encode() + b"\0" + path.read_bytes() for path in files]
+    places = [(path.relative_to(sources), path) for path in files]
+    return [
+        str(place).encode() + b"\0" + path.read_bytes()
+        for place, path in places
+        if with_tests or place.parts[0] not in ("tests", "bench")
+    ]
 
 
 def _digest(parts: Sequence[object]) -> str:

@@ -9,9 +9,10 @@ import pytest
 
 from moetuner.demo.llamacpp import LlamaBuild, cache_directory
 from moetuner.demo.model import ModelSpec, ensure
+from moetuner.serve.build import OVERRIDE
 from tests.engine import rig
 from tests.engine.families import FAMILIES, ensure_family
-from tests.engine.rig import OVERRIDE, Engine
+from tests.engine.rig import Engine
 from tests.engine.servers import PROMPTS, Server, Start
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import itertools
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,13 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from moetuner.demo.llamacpp import LlamaBuild, cache_directory
-
-ENGINE = Path(__file__).parents[2] / "engine"
-BUFFER_TYPE = "MOETUNER"
-PATTERN = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
-OVERRIDE = ("-ot", f"{PATTERN}={BUFFER_TYPE}")
-PLUGIN = "src/ggml/libmoetuner-experts.so"
-KEEP_BUILDS = 3
+from moetuner.serve import build as engine_build
+from moetuner.serve.build import BUFFER_TYPE, PLUGIN
 
 
 @dataclass(frozen=True)
@@ -69,46 +61,12 @@ def build_sanitized(engine: Engine) -> Engine:
 
 
 def built(llama: LlamaBuild, kind: str, targets: Sequence[str], options: Mapping[str, str]) -> Path:
-    """The build directory; made once for each state of the sources, in the user's cache.
-
-    `kind`: part of its name. `options`: for cmake, beside those that all builds have.
-    """
-    digest = hashlib.sha256(f"{llama.build}\0{llama.commit}\0{os.environ.get('CXX')}".encode())
-    for path in sorted(ENGINE.rglob("*")):
-        place = path.relative_to(ENGINE)
-        foreign = place.parts[0] == "tests" and options.get("MOETUNER_BUILD_TESTS") == "OFF"
-        if path.is_file() and not foreign:
-            digest.update(str(place).encode() + b"\0" + path.read_bytes())
+    """The build directory; made once for each state of the sources, in the user's cache."""
     home = cache_directory()
-    home.mkdir(parents=True, exist_ok=True)
-    directory = home / f"engine-{kind}-{digest.hexdigest()[:10]}"
-    with (home / "engine-tests.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (directory / "complete").exists():
-            _compile(llama, directory, targets, options)
-            (directory / "complete").touch()
-        os.utime(directory)
-        builds = [path for path in home.glob(f"engine-{kind}-*") if path.is_dir()]
-        for old in sorted(builds, key=lambda path: path.stat().st_mtime)[:-KEEP_BUILDS]:
-            shutil.rmtree(old)
-    return directory
-
-
-def _compile(
-    llama: LlamaBuild, directory: Path, targets: Sequence[str], options: Mapping[str, str]
-) -> None:
-    chosen = {
-        "CMAKE_BUILD_TYPE": "Release",
-        "LLAMA_CPP_DIR": llama.source,
-        "LLAMA_CPP_BUILD": llama.build,
-        "MOETUNER_BUILD_BENCH": "OFF",
-        **options,
-    }
-    configure = ["cmake", "-S", str(ENGINE), "-B", str(directory)]
-    configure += [f"-D{name}={value}" for name, value in chosen.items()]
-    for command in (configure, ["cmake", "--build", str(directory), "-j2", "--target", *targets]):
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+    plugin = engine_build.ensure(
+        llama.source, llama.build, home, kind=kind, targets=targets, options=options
+    )
+    return plugin.directory
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
+from moetuner.serve.build import BUFFER_TYPE
 from tests.engine.faultfs import Disk, Faults, serve
-from tests.engine.rig import BUFFER_TYPE, Engine, Logits, full_environment
+from tests.engine.rig import Engine, Logits, full_environment
 from tests.engine.servers import PROMPTS, Start
 from tests.engine.tensors import range_of
 

@@ -18,7 +18,8 @@ import pytest
 
 from moetuner.demo.llamacpp import SDIST, LlamaBuild, cache_directory
 from moetuner.demo.sdist import download, unpack
-from tests.engine.rig import BUFFER_TYPE, Engine, run_program
+from moetuner.serve.build import BUFFER_TYPE
+from tests.engine.rig import Engine, run_program
 
 # Most cases have at most a million weights; the few beyond add no other shape.
 LARGEST = 4_000_000

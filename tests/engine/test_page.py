@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from moetuner.errors import NotSo
 from moetuner.serve import engines, trace
+from moetuner.serve.build import BUFFER_TYPE, OVERRIDE
 from moetuner.serve.engines import Engine as Watched
 from moetuner.serve.engines import Snapshot
-from tests.engine.rig import BUFFER_TYPE, OVERRIDE, Engine, run_program
+from tests.engine.rig import Engine, run_program
 from tests.engine.servers import PROMPTS, TOKENS, Server, Start
 
 Model = Callable[[str], Path]

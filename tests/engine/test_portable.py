@@ -15,7 +15,9 @@ import subprocess
 import pytest
 
 from moetuner.demo.llamacpp import LlamaBuild
-from tests.engine.rig import ENGINE, PLUGIN, built
+from moetuner.serve.build import PLUGIN
+from moetuner.serve.build import SOURCES as ENGINE
+from tests.engine.rig import built
 from tests.support.machine import cannot
 
 CROSS = "aarch64-linux-gnu"

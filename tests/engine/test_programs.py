@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.rig import OVERRIDE, Engine, run_program
+from moetuner.serve.build import OVERRIDE
+from tests.engine.rig import Engine, run_program
 from tests.engine.servers import PROMPTS, WORDS, Server, Start
 
 Model = Callable[[str], Path]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.rig import OVERRIDE, Engine, Logits, Result, run_program
+from moetuner.serve.build import OVERRIDE
+from tests.engine.rig import Engine, Logits, Result, run_program
 
 Model = Callable[[str], Path]
 
