@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from moetuner.demo.services import Daemon, LlamaServer, Service
+from moetuner.demo.services import Answer, Daemon, LlamaServer, Service
 from moetuner.demo.witness import Call, Witness, file_offset
 from moetuner.errors import MissingRequirement, SystemRefused
 
@@ -94,7 +94,11 @@ class _Completion(BaseHTTPRequestHandler):
             answer = {
                 "content": "ba be",
                 "tokens_predicted": asked["n_predict"],
-                "timings": {"predicted_per_second": 100.0},
+                "timings": {
+                    "predicted_per_second": 100.0,
+                    "prompt_n": 7,
+                    "prompt_per_second": 300.0,
+                },
             }
         body = json.dumps(answer).encode()
         self.send_response(200)
@@ -112,7 +116,7 @@ def test_requests_and_answers_that_make_no_sense(tmp_path: Path) -> None:
         server = LlamaServer(Path("/bin/true"), Path("m.gguf"), tmp_path / "log")
         server.port = http.server_address[1]
         answer = server.complete("x", 5)
-        assert (answer.text, answer.tokens, answer.tokens_per_second) == ("ba be", 5, 100.0)
+        assert answer == Answer("ba be", 5, 100.0, 7, 300.0)
         with pytest.raises(SystemRefused, match="did not answer a request"):
             server.complete("x", 13)
         http.shutdown()
