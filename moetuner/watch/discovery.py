@@ -90,6 +90,9 @@ class Discovery:
         if self._resting_until is not None and now >= self._resting_until:
             self._resting_until = None
             self._selector.register(self._epoll.fileno(), selectors.EVENT_READ, self._mapped)
+        if self._resting_until is None and self._mappings.pending:
+            # What came during a rest; on a quiet machine nothing else would wake us for it.
+            self._mapped()
         if now >= self._next_scan:
             self._next_scan = now + self._rescan_s
             self.scan()

@@ -75,6 +75,11 @@ class _Ring:
         self._fence.release()
         self._fence.acquire()
 
+    @property
+    def pending(self) -> bool:
+        """Whether there are records that were not read."""
+        return bool(self._words[_DATA_HEAD // 8] != self._words[_DATA_TAIL // 8])
+
     def read(self) -> bytes:
         """The records since last time, in one piece."""
         tail = self._words[_DATA_TAIL // 8]
@@ -125,6 +130,12 @@ class Mappings:
 
     def filenos(self) -> list[int]:
         return [ring.fd for ring in self._rings]
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to read. The kernel tells a descriptor's poller of it once
+        only, and adding the descriptor to an epoll already is a poll: ask after that."""
+        return any(ring.pending for ring in self._rings)
 
     def read(self) -> Iterator[Mapping]:
         """Mappings of files that were not seen before, oldest first for each cpu."""
