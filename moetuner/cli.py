@@ -150,9 +150,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     if options.command == "engine":
+        from moetuner import live
         from moetuner.serve import view
 
-        return view.run(options)
+        return view.run(options, live)
     try:
         os.listdir(options.root)
     except OSError as error:

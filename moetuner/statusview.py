@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import dataclass
 
-from moetuner import status
+from moetuner import live, status
 from moetuner.board.sysroot import SysRoot
 from moetuner.board.telemetry import JtopPower, Sample, Telemetry
 from moetuner.errors import NotSo
 from moetuner.floor import mhz
+from moetuner.live import Rows
 from moetuner.status import Snapshot
 
 
 def show(snapshot: Snapshot, root: SysRoot) -> None:
     """The daemon's state on standard output."""
     sample = Telemetry(root, snapshot["node"]).read()
-    for name, text in rows(snapshot, sample, {}):
-        print(f"{name:<12}{text}")
+    live.show(rows(snapshot, sample, {}))
 
 
-def rows(snapshot: Snapshot, sample: Sample, rates: dict[int, float]) -> list[tuple[str, str]]:
-    """(heading, text) for people; a heading is empty where it repeats. `rates`: pid → calls/s."""
+def rows(snapshot: Snapshot, sample: Sample, rates: dict[int, float]) -> Rows:
+    """For people. `rates`: pid → calls/s."""
     lines = [("floor", _floor(snapshot)), ("GPU", _gpu(snapshot, sample))]
     if sample.power_mw is not None:
         lines.append(("power", f"{sample.power_mw / 1000:.2f} W ({sample.power_source})"))
@@ -110,18 +109,12 @@ class Rates:
 
 
 def watch(root: SysRoot) -> None:
-    """Shows the state once a second until Ctrl-C; where there is no cursor to move (a pipe,
-    TERM=dumb), a block of lines each time."""
-    from rich.console import Console, Group
-    from rich.live import Live
-    from rich.table import Table
-    from rich.text import Text
-
+    """Shows the state until Ctrl-C (see live.py)."""
     rates = Rates()
     jtop = JtopPower(root)
     telemetry: Telemetry | None = None
 
-    def current() -> list[tuple[str, str]]:
+    def current() -> Rows:
         nonlocal telemetry
         try:
             snapshot = status.read(root)
@@ -131,26 +124,10 @@ def watch(root: SysRoot) -> None:
             telemetry = Telemetry(root, snapshot["node"], jtop)
         return rows(snapshot, telemetry.read(), rates.update(snapshot))
 
-    def table() -> Group:
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(style="bold", no_wrap=True)
-        grid.add_column()
-        for name, text in current():
-            style = "green" if name == "floor" and "MHz (" in text else ""
-            grid.add_row(name, Text(text, style=style))
-        return Group(Text(time.strftime("moetuner %H:%M:%S   Ctrl-C ends"), style="dim"), grid)
+    def style(name: str, text: str) -> str:
+        return "green" if name == "floor" and "MHz (" in text else ""
 
     try:
-        console = Console()
-        if not sys.stdout.isatty() or console.is_dumb_terminal:
-            while True:
-                for name, text in current():
-                    print(f"{name:<12}{text}")
-                print(flush=True)
-                time.sleep(1)
-        with Live(table(), console=console, auto_refresh=False) as live:
-            while True:
-                live.update(table(), refresh=True)
-                time.sleep(1)
+        live.watch("moetuner", current, style)
     finally:
         jtop.close()

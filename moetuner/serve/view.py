@@ -7,8 +7,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import NoReturn, Protocol
 
 from moetuner.errors import MoetunerError, NotSo, UsageError
 from moetuner.log import printable
@@ -22,13 +24,20 @@ Rows = list[tuple[str, str]]  # (heading, text); a heading is empty where it rep
 OBEDIENCE_S = 2.0
 
 
-def run(options: argparse.Namespace) -> int:
+class Display(Protocol):
+    """Where rows go; moetuner/live.py is one."""
+
+    def show(self, rows: Rows) -> None: ...
+
+    def watch(self, title: str, current: Callable[[], Rows]) -> NoReturn: ...
+
+
+def run(options: argparse.Namespace, display: Display) -> int:
     """The exit code of `moetuner engine`."""
     if options.engine_command == "set":
         return _set(options)
     if options.watch:
-        _watch(options.pid)
-        return 0
+        display.watch("moetuner engine", partial(_current, options.pid, {}))
     found = _found(options.pid)
     if options.json:
         json.dump([_as_json(*entry) for entry in found], sys.stdout, indent=1)
@@ -36,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     for index, (engine, snapshot) in enumerate(found):
         print("\n" if index else "", end="")
-        _print(rows(engine, snapshot))
+        display.show(rows(engine, snapshot))
     return 0
 
 
@@ -174,64 +183,20 @@ def _us(us: int) -> str:
     return f"{us} µs" if us < 1000 else f"{us / 1000:.1f} ms"
 
 
-def _print(lines: Rows) -> None:
-    for name, text in lines:
-        print(f"{name:<12}{text}")
-
-
-@dataclass
-class Recent:
-    """The last figures of each engine that differ from those before: what rates are made of."""
-
-    last: dict[tuple[int, int], tuple[Figures, float]] = field(default_factory=dict)
-
-    def update(self, engine: Engine, figures: Figures) -> Figures:
-        """The figures to compare with."""
-        before, _ = self.last.get(engine.key, (figures, 0.0))
-        self.last[engine.key] = (figures, time.monotonic())
-        return before
-
-
-def _watch(pid: int | None) -> None:
-    """Once a second until Ctrl-C; where there is no cursor to move, blocks of lines."""
-    from rich.console import Console, Group
-    from rich.live import Live
-    from rich.table import Table
-    from rich.text import Text
-
-    recent = Recent()
-
-    def current() -> Rows:
-        try:
-            found = _found(pid)
-        except NotSo as error:
-            return [("engine", str(error))]
-        lines: Rows = []
-        for engine, snapshot in found:
-            before = None
-            if isinstance(snapshot, Snapshot):
-                before = recent.update(engine, snapshot.figures)
-            lines += rows(engine, snapshot, before)
-        return lines
-
-    def table() -> Group:
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(style="bold", no_wrap=True)
-        grid.add_column()
-        for name, text in current():
-            grid.add_row(name, Text(text))
-        return Group(Text(time.strftime("moetuner engine %H:%M:%S   Ctrl-C ends"), "dim"), grid)
-
-    console = Console()
-    if not sys.stdout.isatty() or console.is_dumb_terminal:
-        while True:
-            _print(current())
-            print(flush=True)
-            time.sleep(1)
-    with Live(table(), console=console, auto_refresh=False) as live:
-        while True:
-            live.update(table(), refresh=True)
-            time.sleep(1)
+def _current(pid: int | None, recent: dict[tuple[int, int], Figures]) -> Rows:
+    """All engines, with rates since the last time; `recent`: each engine's figures then."""
+    try:
+        found = _found(pid)
+    except NotSo as error:
+        return [("engine", str(error))]
+    lines: Rows = []
+    for engine, snapshot in found:
+        before = None
+        if isinstance(snapshot, Snapshot):
+            before = recent.get(engine.key, snapshot.figures)
+            recent[engine.key] = snapshot.figures
+        lines += rows(engine, snapshot, before)
+    return lines
 
 
 def _set(options: argparse.Namespace) -> int:
