@@ -104,7 +104,7 @@ class Rates:
         if self.last is None or at > self.last[0]:
             self.last = (at, calls)
         # No newer snapshot for a while: nothing has happened.
-        stale = time.time() - at > 2 * status.EVERY_S
+        stale = time.time() - at > 2 * status.COUNTERS_EVERY_S
         return dict.fromkeys(calls, 0.0) if stale else dict(self.current or {})
 
 

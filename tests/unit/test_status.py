@@ -244,6 +244,9 @@ def test_rates_between_two_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     later = snapshot(updated=2002.0, processes=[{**SERVER, "calls": 140}])
     assert rates.update(later) == {2213: 10.0}
     assert rates.update(later) == {2213: 10.0}  # read again before it was written again
+    # While only counters run on it is written every two seconds.
+    monkeypatch.setattr("time.time", lambda: 2004.1)
+    assert rates.update(later) == {2213: 10.0}
     monkeypatch.setattr("time.time", lambda: 2010.0)
     assert rates.update(later) == {2213: 0.0}  # nothing has happened for long
     # Another process under the same pid begins at nothing.
