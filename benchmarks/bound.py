@@ -18,6 +18,7 @@ from typing import Any
 import gguf
 
 from benchmarks.common import say
+from moetuner.demo.llamacpp import LlamaBuild
 from moetuner.errors import SystemRefused
 from moetuner.serve import build, trace
 
@@ -60,13 +61,24 @@ def _events(path: Path) -> Iterator[tuple[int, list[Unit]]]:
         yield evaluation, list(units)
 
 
-def read_seconds(model: Path, order: list[Unit], directory: Path, rounds: int = 3) -> float:
-    """Median time to read these units in this order at full depth."""
-    plan = directory / "plan"
+def programs(llama: LlamaBuild, home: Path) -> Path:
+    """The directory with those of engine/bench, built first if need be."""
+    targets = ("moetuner_replay_bench", "moetuner_read_bench")
+    options = {**build.NO_TESTS, "MOETUNER_BUILD_BENCH": "ON"}
+    built = build.ensure(
+        llama.source, llama.build, home, kind="bench", targets=targets, options=options
+    )
+    return built.directory
+
+
+def read_seconds(
+    model: Path, order: list[Unit], plan: Path, programs: Path, rounds: int = 3
+) -> float:
+    """Median time to read these units in this order at full depth. `plan`: a file to write."""
     places = _places(model)
     lines = (" ".join(f"{at} {size}" for at, size in places[unit]) for unit in order)
     plan.write_text("".join(f"{line}\n" for line in lines))
-    runs = _run(directory, "moetuner_replay_bench", str(model), str(plan), str(rounds))
+    runs = _run(programs, "moetuner_replay_bench", str(model), str(plan), str(rounds))
     seconds = statistics.median(float(run["seconds"]) for run in runs)
     say(
         f"  {len(order)} misses, {runs[0]['bytes'] / 2**20:.0f} MiB in {seconds:.2f} s with "
@@ -92,11 +104,11 @@ def _places(model: Path) -> dict[Unit, list[tuple[int, int]]]:
     return places
 
 
-def readers(model: Path, directory: Path, rounds: int) -> dict[str, float]:
+def readers(model: Path, programs: Path, rounds: int) -> dict[str, float]:
     """Speed and processor time of both kinds of reader at their defaults, nothing computed."""
     size = str(model.stat().st_size >> 30)  # of it random experts are read
     words = ("--file", str(model), "--gib", size, "--rounds", str(rounds))
-    runs = _run(directory, "moetuner_read_bench", *words)
+    runs = _run(programs, "moetuner_read_bench", *words)
     figures = {}
     for name, chosen in (("uring", {"depth": 32}), ("pool", {"threads": 8})):
         mine = [run for run in runs if chosen.items() <= run.items()]
@@ -106,15 +118,9 @@ def readers(model: Path, directory: Path, rounds: int) -> dict[str, float]:
 
 
 def _run(directory: Path, target: str, *arguments: str) -> list[dict[str, Any]]:
-    """Builds a program of engine/bench and runs it; the JSON objects that it printed."""
-    sources, into = str(build.SOURCES), str(directory / "build")
-    commands = (
-        ["cmake", "-S", sources, "-B", into, "-DMOETUNER_BUILD_TESTS=OFF"],
-        ["cmake", "--build", into, "--target", target],
-        [f"{into}/bench/{target}", *arguments],
-    )
-    for command in commands:
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-        if done.returncode != 0:
-            raise SystemRefused(f"{' '.join(command)} ended with status {done.returncode}")
+    """Runs a program of engine/bench; the JSON objects that it printed."""
+    command = [str(directory / "bench" / target), *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemRefused(f"{' '.join(command)} ended with status {done.returncode}")
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -73,6 +73,8 @@ CORES = len(os.sched_getaffinity(0))
 STOCK_THREADS = tuple(CORES * n for n in (1, 2, 4, 8))
 READ_AHEAD_KB = (32, 64, 128, 256)
 PREFILLS = (64, 512)
+LIMIT_MIB, CACHE_MIB = 2048, 1280
+FEW_LARGE_LIMIT_MIB = 1229
 WAIT = ("active", "passive")
 PARTS = ("large", "fits", "few-large", "readers")
 
@@ -116,6 +118,7 @@ class Sample:
 class Bench:
     llama: llamacpp.LlamaBuild
     plugin: build.Plugin
+    programs: Path  # of engine/bench
     directory: Path
     rounds: int
 
@@ -167,12 +170,14 @@ class Bench:
             misses,
         )
 
-    def interleaved(self, sides: Sequence[Callable[[], Sample]]) -> list[list[Sample]]:
+    def interleaved(
+        self, path: Path, sides: Sequence[Setting], ask: Requests, limit_mib: int | None
+    ) -> list[list[Sample]]:
         """The sides' samples by round; NotSo if their texts differ."""
         rounds: list[list[Sample]] = []
         for number in range(self.rounds):
             order = list(range(len(sides)))[:: 1 if number % 2 == 0 else -1]
-            got = {index: sides[index]() for index in order}
+            got = {index: self.sample(path, sides[index], ask, limit_mib) for index in order}
             rounds.append([got[index] for index in range(len(sides))])
             rates = " / ".join(f"{sample.decode:.2f}" for sample in rounds[-1])
             say(f"  round {number + 1} of {self.rounds}: {rates} tok/s")
@@ -195,6 +200,14 @@ class Bench:
                     say(f"  {_described(other)}: {rates[other]:.2f} tok/s")
             setting = max(rates, key=lambda known: rates[known])
         return setting
+
+    def best_sides(
+        self, path: Path, limit_mib: int, cache_mib: int, ask: Requests
+    ) -> tuple[Setting, Setting, list[list[Sample]]]:
+        """Stock and the cache, each at its best, and their samples by round."""
+        stock = self.best(path, limit_mib, STOCK, STOCK_AXES)
+        cached = self.best(path, limit_mib, replace(STOCK, cache_mib=cache_mib), CACHE_AXES)
+        return stock, cached, self.interleaved(path, (stock, cached), ask, limit_mib)
 
 
 STOCK_AXES = {"threads": STOCK_THREADS, "read_ahead_kb": READ_AHEAD_KB, "wait": WAIT}
@@ -223,35 +236,29 @@ def main() -> int:
         llama = llamacpp.ensure()
         home = llamacpp.cache_directory()
         plugin = build.ensure(llama.source, llama.build, home)
-        bench = Bench(llama, plugin, directory, options.rounds)
+        programs = bound.programs(llama, home)
+        bench = Bench(llama, plugin, programs, directory, options.rounds)
+        ensure = partial(model.ensure, directory=home / "models")
         if "large" in parts:
             say("a model of 4.3 GiB under 2 GiB")
-            figures |= large(bench, model.ensure(LARGE, home / "models"))
+            figures |= large(bench, ensure(LARGE))
         if "fits" in parts:
             say("the same model without a limit")
-            path = model.ensure(LARGE, home / "models")
-            figures |= fits(bench, path)
+            figures |= fits(bench, ensure(LARGE))
             say("the least time for a token")
-            figures |= bound_share(bench, path, figures["fits_stock_per_s"])
+            figures |= bound_share(bench, ensure(LARGE), figures["fits_stock_per_s"])
         if "few-large" in parts:
             say("few large experts")
-            figures |= few_large(bench, model.ensure(FEW_LARGE, home / "models"))
+            figures |= few_large(bench, ensure(FEW_LARGE))
         if "readers" in parts:
             say("reading with nothing to compute")
-            path = model.ensure(LARGE, home / "models")
-            figures |= bound.readers(path, directory, options.rounds)
+            figures |= bound.readers(ensure(LARGE), programs, options.rounds)
     common.report("expert_cache", figures)
     return 0
 
 
 def large(bench: Bench, path: Path) -> dict[str, float]:
-    limit = 2048
-    stock = bench.best(path, limit, STOCK, STOCK_AXES)
-    cached = bench.best(path, limit, replace(STOCK, cache_mib=1280), CACHE_AXES)
-    ask = Requests(16, 64, PREFILLS)
-    rounds = bench.interleaved(
-        [partial(bench.sample, path, side, ask, limit) for side in (stock, cached)]
-    )
+    stock, cached, rounds = bench.best_sides(path, LIMIT_MIB, CACHE_MIB, Requests(16, 64, PREFILLS))
     figures = {
         "stock_threads": float(stock.threads),
         "stock_read_ahead_kb": float(stock.read_ahead_kb),
@@ -272,8 +279,7 @@ def large(bench: Bench, path: Path) -> dict[str, float]:
 def fits(bench: Bench, path: Path) -> dict[str, float]:
     ask = Requests(64, 128, (512, 512))
     size = path.stat().st_size // MIB + 1
-    sides = [STOCK, replace(STOCK, cache_mib=size)]
-    rounds = bench.interleaved([partial(bench.sample, path, side, ask, None) for side in sides])
+    rounds = bench.interleaved(path, (STOCK, replace(STOCK, cache_mib=size)), ask, None)
     return {
         "fits_decode_ratio": _ratio(rounds, _decode),
         "fits_prefill_ratio": _ratio(rounds, _prefill(1)),
@@ -285,19 +291,19 @@ def fits(bench: Bench, path: Path) -> dict[str, float]:
 def bound_share(bench: Bench, path: Path, resident_per_s: float) -> dict[str, float]:
     """`resident_per_s`: stock's rate with everything in memory."""
     ask = Requests(16, 64)
-    trace = bench.directory / "trace"
-    limit, cached = 2048, replace(STOCK, cache_mib=1280, wait="passive")
+    trace, plan = bench.directory / "trace", bench.directory / "plan"
+    cached = replace(STOCK, cache_mib=CACHE_MIB, wait="passive")
     shares = []
     for number in range(bench.rounds):
         trace.unlink(missing_ok=True)
-        got = bench.sample(path, cached, ask, limit, trace=trace)
+        got = bench.sample(path, cached, ask, LIMIT_MIB, trace=trace)
         # The last evaluations; the first of the tokens came with the prompt.
         missed = bound.misses(trace, got.slots)
         by_trace = sum(map(len, missed[-ask.decode_tokens :]))  # the prompt's evaluation too
         say(f"  {by_trace} misses by the trace, {got.misses} by the cache's count")
         evaluations = missed[-(ask.decode_tokens - 1) :]
         order = list(itertools.chain.from_iterable(evaluations))
-        reading = bound.read_seconds(path, order, bench.directory) / len(evaluations)
+        reading = bound.read_seconds(path, order, plan, bench.programs) / len(evaluations)
         least = max(reading, 1 / resident_per_s)
         shares.append(least * got.decode)
         say(
@@ -308,14 +314,8 @@ def bound_share(bench: Bench, path: Path, resident_per_s: float) -> dict[str, fl
 
 
 def few_large(bench: Bench, path: Path) -> dict[str, float]:
-    limit = 1229
     share = FEW_LARGE.unit_bytes() * FEW_LARGE.experts * FEW_LARGE.layers * 21 // 100 // MIB
-    stock = bench.best(path, limit, STOCK, STOCK_AXES)
-    cached = bench.best(path, limit, replace(STOCK, cache_mib=share), CACHE_AXES)
-    ask = Requests(8, 32)
-    rounds = bench.interleaved(
-        [partial(bench.sample, path, side, ask, limit) for side in (stock, cached)]
-    )
+    _, _, rounds = bench.best_sides(path, FEW_LARGE_LIMIT_MIB, share, Requests(8, 32))
     return {
         "large_experts_ratio": _ratio(rounds, _decode),
         "large_experts_stock_per_s": _median(rounds, 0, _decode),

@@ -6,12 +6,13 @@ one build directory of llama.cpp. It is kept under the hash of everything it is 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ BUFFER_TYPE = "MOETUNER"
 OVERRIDE = ("-ot", rf"\.ffn_(up|down|gate|gate_up)_(ch|)exps={BUFFER_TYPE}")
 PLUGIN = "src/ggml/libmoetuner-experts.so"  # below a build directory
 TARGETS = ("moetuner_experts",)
+BASE = {"CMAKE_BUILD_TYPE": "Release", "MOETUNER_BUILD_BENCH": "OFF"}  # of all builds
 NO_TESTS = {"MOETUNER_BUILD_TESTS": "OFF"}
 KEPT = 3  # builds of one kind; the least recently used go
 
@@ -60,12 +62,9 @@ def ensure(
     """
     name = f"engine-{kind}"
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        with_tests = options.get("MOETUNER_BUILD_TESTS") != "OFF"
-        parts = (llama_build, os.environ.get("CXX"), *_contents(sources, with_tests))
+        parts = (llama_build, os.environ.get("CXX"), *_contents(sources, options))
         directory = home / f"{name}-{_digest(parts)[:10]}"
-        with (home / f"{name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with alone(home / f"{name}.lock"):
             if not (directory / "complete").exists():
                 _compile(sources, llama_source, llama_build, directory, targets, options)
                 (directory / "complete").touch()
@@ -76,17 +75,31 @@ def ensure(
     return Plugin(directory / PLUGIN, directory)
 
 
-def _contents(sources: Path, with_tests: bool) -> list[bytes]:
+@contextlib.contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """One process at a time, others wait. Makes the lock's directory."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _contents(sources: Path, options: Mapping[str, str]) -> list[bytes]:
+    """Names and bytes of the sources, but of parts that are switched off."""
     if not (sources / "CMakeLists.txt").is_file():
         raise MissingRequirement(
             f"the expert cache's sources are not in {sources}", "run this from a checkout"
         )
+    given = {**BASE, **options}
+    off = {
+        part for part in ("tests", "bench") if given.get(f"MOETUNER_BUILD_{part.upper()}") == "OFF"
+    }
     files = sorted(path for path in sources.rglob("*") if path.is_file())
     places = [(path.relative_to(sources), path) for path in files]
     return [
         str(place).encode() + b"\0" + path.read_bytes()
         for place, path in places
-        if with_tests or place.parts[0] not in ("tests", "bench")
+        if place.parts[0] not in off
     ]
 
 
@@ -110,10 +123,9 @@ def _compile(
     if cmake is None:
         raise MissingRequirement("cmake is not installed", "apt-get install cmake ninja-build g++")
     given = {
-        "CMAKE_BUILD_TYPE": "Release",
+        **BASE,
         "LLAMA_CPP_DIR": str(llama_source),
         "LLAMA_CPP_BUILD": str(llama_build),
-        "MOETUNER_BUILD_BENCH": "OFF",
         **options,
     }
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from moetuner.demo.llamacpp import LlamaBuild, cache_directory
 from moetuner.serve import build as engine_build
-from moetuner.serve.build import BUFFER_TYPE, PLUGIN
+from moetuner.serve.build import BUFFER_TYPE, Plugin
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Engine:
     """What was built. `environment` makes any program of `llama` find the plugin."""
 
     llama: LlamaBuild
-    plugin: Path
+    plugin: Plugin
     logits: Path
     router: Path
     operations: Path
@@ -30,17 +32,18 @@ class Engine:
 
     def environment(self, **settings: object) -> dict[str, str]:
         """`settings`: MOETUNER_<NAME>=value."""
-        chosen = {f"MOETUNER_{name.upper()}": str(value) for name, value in settings.items()}
-        return {"GGML_BACKEND_PATH": str(self.plugin), **self.extra, **chosen}
+        return {**self.extra, **self.plugin.environment(**settings)}
 
 
 def build(llama: LlamaBuild) -> Engine:
     """The plugin and the test programs."""
     names = ("logits", "router", "operations", "backend_tests")
     programs = [f"moetuner_{name}" for name in names]
-    directory = built(llama, "tests", ("moetuner_experts", *programs), {})
-    logits, router, operations, unit = (directory / "tests/backend" / name for name in programs)
-    return Engine(llama, directory / PLUGIN, logits, router, operations, unit)
+    plugin = built(llama, "tests", ("moetuner_experts", *programs), {})
+    logits, router, operations, unit = (
+        plugin.directory / "tests/backend" / name for name in programs
+    )
+    return Engine(llama, plugin, logits, router, operations, unit)
 
 
 def build_sanitized(engine: Engine) -> Engine:
@@ -50,23 +53,44 @@ def build_sanitized(engine: Engine) -> Engine:
     the plugin's accesses.
     """
     options = {"MOETUNER_SANITIZE": "address,undefined", "MOETUNER_BUILD_TESTS": "OFF"}
-    directory = built(engine.llama, "asan", ("moetuner_experts",), options)
+    plugin = built(engine.llama, "asan", ("moetuner_experts",), options)
     compiler = os.environ.get("CXX", "c++")
     name = "libclang_rt.asan.so" if "clang" in compiler else "libasan.so"
     found = subprocess.run(
         [compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True
     )
     extra = {"LD_PRELOAD": found.stdout.strip(), "ASAN_OPTIONS": "detect_stack_use_after_return=1"}
-    return replace(engine, plugin=directory / PLUGIN, extra=extra)
+    return replace(engine, plugin=plugin, extra=extra)
 
 
-def built(llama: LlamaBuild, kind: str, targets: Sequence[str], options: Mapping[str, str]) -> Path:
-    """The build directory; made once for each state of the sources, in the user's cache."""
+def built(
+    llama: LlamaBuild, kind: str, targets: Sequence[str], options: Mapping[str, str]
+) -> Plugin:
+    """Made once for each state of the sources, in the user's cache."""
     home = cache_directory()
-    plugin = engine_build.ensure(
+    return engine_build.ensure(
         llama.source, llama.build, home, kind=kind, targets=targets, options=options
     )
-    return plugin.directory
+
+
+def run_tool(
+    *command: str | os.PathLike[str], limit_s: float, directory: Path | None = None
+) -> str:
+    """Runs a command of a build; its output, which is the failure if it fails."""
+    done = subprocess.run(
+        command,
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=limit_s,
+    )
+    if done.returncode != 0:
+        words = " ".join(os.fspath(word) for word in command)
+        pytest.fail(f"{words}\n{done.stdout[-8000:]}", pytrace=False)
+    return done.stdout
 
 
 @dataclass(frozen=True)

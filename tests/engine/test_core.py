@@ -8,20 +8,19 @@ run, as Ninja sees fit: an unchanged tree costs a moment.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from moetuner.demo.llamacpp import cache_directory
+from moetuner.serve.build import SOURCES as ENGINE
+from moetuner.serve.build import alone
+from tests.engine.rig import run_tool
 
-ENGINE = Path(__file__).parents[2] / "engine"
 PRESETS = ("release", "asan", "tsan")
 # One ctest test per source file.
 CASES = sorted(
@@ -30,31 +29,7 @@ CASES = sorted(
 MINUTES = 60  # seconds
 
 
-def _run(*command: str | os.PathLike[str]) -> str:
-    """Runs a command of the build in engine/; its output, which is the failure if it fails."""
-    done = subprocess.run(
-        command,
-        cwd=ENGINE,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=20 * MINUTES,
-    )
-    if done.returncode != 0:
-        words = " ".join(os.fspath(word) for word in command)
-        pytest.fail(f"{words}\n{done.stdout[-8000:]}", pytrace=False)
-    return done.stdout
-
-
-@contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """One process builds, others wait."""
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+_run = partial(run_tool, limit_s=20 * MINUTES, directory=ENGINE)
 
 
 class Builds:
@@ -71,7 +46,7 @@ class Builds:
     def built(self, preset: str) -> Path:
         if preset not in self._built:
             directory = self._home / preset
-            with _alone(self._home):
+            with alone(self._home / "lock"):
                 _run("cmake", "-S", ".", "-G", "Ninja", "--preset", preset, "-B", directory)
                 _run("cmake", "--build", directory)
             self._built[preset] = directory

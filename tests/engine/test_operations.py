@@ -8,7 +8,6 @@ experts in a file are computed by moetuner_operations.
 from __future__ import annotations
 
 import csv
-import fcntl
 import os
 import re
 import subprocess
@@ -18,7 +17,7 @@ import pytest
 
 from moetuner.demo.llamacpp import SDIST, LlamaBuild, cache_directory
 from moetuner.demo.sdist import download, unpack
-from moetuner.serve.build import BUFFER_TYPE
+from moetuner.serve.build import BUFFER_TYPE, alone
 from tests.engine.rig import Engine, run_program
 
 # Most cases have at most a million weights; the few beyond add no other shape.
@@ -31,9 +30,7 @@ def backend_ops(llama: LlamaBuild) -> Path:
     """Built against the libraries of `llama`, from the archive that they come from; once."""
     home = cache_directory() / f"backend-ops-{llama.commit}-{llama.build.name}"
     program = home / "test-backend-ops"
-    home.mkdir(parents=True, exist_ok=True)
-    with (home / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with alone(home / "lock"):
         if not program.exists():
             if not (home / "tests" / SOURCE).exists():
                 archive = download(SDIST, home)

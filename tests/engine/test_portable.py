@@ -10,14 +10,13 @@ import os
 import platform
 import re
 import shutil
-import subprocess
+from functools import partial
 
 import pytest
 
 from moetuner.demo.llamacpp import LlamaBuild
-from moetuner.serve.build import PLUGIN
 from moetuner.serve.build import SOURCES as ENGINE
-from tests.engine.rig import built
+from tests.engine.rig import built, run_tool
 from tests.support.machine import cannot
 
 CROSS = "aarch64-linux-gnu"
@@ -35,20 +34,7 @@ NOT_EMULATED = (
 )
 
 
-def _run(*command: str | os.PathLike[str], limit_s: float = 600) -> str:
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=limit_s,
-    )
-    if done.returncode != 0:
-        words = " ".join(os.fspath(word) for word in command)
-        pytest.fail(f"{words}\n{done.stdout[-8000:]}", pytrace=False)
-    return done.stdout
+_run = partial(run_tool, limit_s=600)
 
 
 def _need(*programs: str) -> None:
@@ -81,8 +67,7 @@ def _plugin(llama: LlamaBuild, c: str, cxx: str) -> None:
         "CMAKE_CXX_COMPILER": cxx,
         "MOETUNER_BUILD_TESTS": "OFF",
     }
-    directory = built(llama, c, ("moetuner_experts",), options)
-    assert (directory / PLUGIN).exists()
+    assert built(llama, c, ("moetuner_experts",), options).path.exists()
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +88,7 @@ def test_core_on_aarch64(cross_compiler: str, llama: LlamaBuild) -> None:
         "MOETUNER_URING": "OFF",
         "LLAMA_CPP_DIR": "",
     }
-    directory = built(llama, "aarch64", ("moetuner_core_tests",), options)
+    directory = built(llama, "aarch64", ("moetuner_core_tests",), options).directory
     program = directory / "tests/core/moetuner_core_tests"
     excluded = "-tce=" + ",".join(f"{name}*" for name in NOT_EMULATED)
     output = _run("qemu-aarch64", "-L", f"/usr/{CROSS}", program, excluded)

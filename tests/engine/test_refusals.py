@@ -30,7 +30,7 @@ def _complete(engine: Engine, model: Path, *arguments: str, **environment: str) 
 def foreign_plugin(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As if it had been built from other sources."""
     path = tmp_path_factory.mktemp("foreign") / "libmoetuner-experts.so"
-    data = engine.plugin.read_bytes()
+    data = engine.plugin.path.read_bytes()
     assert data.count(b"\0" + engine.llama.commit.encode() + b"\0") == 1
     path.write_bytes(data.replace(engine.llama.commit.encode(), b"badc0de"))
     return path

@@ -35,7 +35,7 @@ def checked(logits: Logits, sanitized: Engine) -> Logits:
 
 def test_the_sanitizer_is_there(checked: Logits, sanitized: Engine, model: Model) -> None:
     symbols = subprocess.run(
-        ["nm", "-D", str(sanitized.plugin)], capture_output=True, text=True, check=True
+        ["nm", "-D", str(sanitized.plugin.path)], capture_output=True, text=True, check=True
     )
     assert "__asan_report_load" in symbols.stdout
     assert "__ubsan_handle" in symbols.stdout
