@@ -19,6 +19,8 @@
 #include "ggml-backend.h"
 #include "llama.h"
 
+#include "experts.h"
+
 namespace {
 
 constexpr const char* usage =
@@ -121,16 +123,6 @@ Options parse(int argc, char** argv) {
     return options;
 }
 
-ggml_backend_buffer_type_t buffer_type(const std::string& name) {
-    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
-        ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(ggml_backend_dev_get(i));
-        if (type != nullptr && name == ggml_backend_buft_name(type)) {
-            return type;
-        }
-    }
-    throw std::runtime_error("no device has the buffer type " + name);
-}
-
 template <typename T, void (*release)(T*)> struct Free {
     void operator()(T* object) const { release(object); }
 };
@@ -147,7 +139,7 @@ Model load(const std::string& path, const Options& options) {
     parameters.check_tensors = options.check_tensors;
     llama_model_tensor_buft_override overrides[2] = {};
     if (!options.experts.empty()) {
-        overrides[0] = {"\\.ffn_(up|down|gate|gate_up)_(ch|)exps", buffer_type(options.experts)};
+        overrides[0] = experts_in(options.experts);
         parameters.tensor_buft_overrides = overrides;
     }
     Model model(llama_model_load_from_file(path.c_str(), parameters), llama_model_free);

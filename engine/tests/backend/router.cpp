@@ -17,6 +17,8 @@
 #include "ggml-backend.h"
 #include "llama.h"
 
+#include "experts.h"
+
 namespace {
 
 struct Output {
@@ -47,16 +49,6 @@ bool look(ggml_tensor* node, bool ask, void* data) {
     return true;
 }
 
-ggml_backend_buffer_type_t buffer_type(const std::string& name) {
-    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
-        ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(ggml_backend_dev_get(i));
-        if (type != nullptr && name == ggml_backend_buft_name(type)) {
-            return type;
-        }
-    }
-    throw std::runtime_error("no device has the buffer type " + name);
-}
-
 void run(const std::string& path, Output& output, int threads, const std::string& experts,
          const std::vector<int>& batches) {
     llama_model_params model_parameters = llama_model_default_params();
@@ -64,7 +56,7 @@ void run(const std::string& path, Output& output, int threads, const std::string
     model_parameters.n_gpu_layers = 0;
     llama_model_tensor_buft_override overrides[2] = {};
     if (experts != "-") {
-        overrides[0] = {"\\.ffn_(up|down|gate|gate_up)_(ch|)exps", buffer_type(experts)};
+        overrides[0] = experts_in(experts);
         model_parameters.tensor_buft_overrides = overrides;
     }
     const std::unique_ptr<llama_model, void (*)(llama_model*)> model(
