@@ -38,8 +38,7 @@ from pathlib import Path
 from benchmarks import bound, common
 from benchmarks.common import say
 from moetuner.demo import llamacpp, model
-from moetuner.demo.limits import ReadAhead, drop_page_cache, memory_limit, read_bytes
-from moetuner.demo.services import LlamaServer
+from moetuner.demo.limits import ReadAhead, cold_server, read_bytes
 from moetuner.errors import MoetunerError, NotSo
 from moetuner.serve import build, engines
 
@@ -142,18 +141,12 @@ class Bench:
         with contextlib.ExitStack() as stack:
             ahead = stack.enter_context(contextlib.closing(ReadAhead(path)))
             ahead.set(setting.read_ahead_kb)
-            drop_page_cache(path)
-            prefix: tuple[str, ...] = ()
-            if limit_mib is not None:
-                name = f"moetuner-bench-{os.getpid()}"
-                prefix = stack.enter_context(memory_limit(name, limit_mib * MIB)).prefix
             log = self.directory / "server.log"
             log.unlink(missing_ok=True)
-            server = LlamaServer(
-                self.llama.server, path, log, arguments, env=environment, prefix=prefix
+            limit = None if limit_mib is None else limit_mib * MIB
+            server = stack.enter_context(
+                cold_server(self.llama.server, path, log, arguments, environment, limit)
             )
-            stack.callback(server.stop)
-            server.await_ready()
             server.complete(_tokens(64, 1), ask.warm_tokens, 1800)
             before, (_, missed) = read_bytes(server.pid), _cache(server.pid)
             decoded = server.complete(_tokens(8, 2), ask.decode_tokens, 1800)

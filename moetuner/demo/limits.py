@@ -7,10 +7,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from moetuner.demo.services import LlamaServer
 from moetuner.errors import MissingRequirement, SystemRefused, reason
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -91,6 +92,29 @@ def drop_page_cache(path: Path) -> None:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def cold_server(
+    program: Path,
+    model: Path,
+    log: Path,
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    limit: int | None,
+) -> Iterator[LlamaServer]:
+    """A llama-server that is ready and began with nothing of its model in memory; stopped at the
+    end. `limit`: bytes for it and its page cache; None: as many as there are."""
+    drop_page_cache(model)
+    with contextlib.ExitStack() as stack:
+        prefix: tuple[str, ...] = ()
+        if limit is not None:
+            limited = memory_limit(f"moetuner-server-{os.getpid()}", limit)
+            prefix = stack.enter_context(limited).prefix
+        server = LlamaServer(program, model, log, arguments, env=env, prefix=prefix)
+        stack.callback(server.stop)
+        server.await_ready()
+        yield server
 
 
 def read_bytes(pid: int) -> int:

@@ -151,7 +151,7 @@ class LlamaServer(Service):
         env: Mapping[str, str] = {},
         prefix: Sequence[str] = (),
     ) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self._again = (program, model, log, tuple(arguments))
         self._env, self._prefix = env, prefix
         command: list[str | Path] = [*prefix, program, "-m", model, "--host", "127.0.0.1"]
@@ -211,7 +211,8 @@ class LlamaServer(Service):
             raise self.failure(f"did not answer a request: {error}") from error
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of the loopback interface that nobody has now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

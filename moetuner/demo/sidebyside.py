@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moetuner.demo.console import Console
-from moetuner.demo.limits import ReadAhead, drop_page_cache, memory_limit, read_bytes
+from moetuner.demo.limits import ReadAhead, cold_server, read_bytes
 from moetuner.demo.llamacpp import LlamaBuild
 from moetuner.demo.model import ModelSpec, ensure
-from moetuner.demo.services import Answer, LlamaServer
+from moetuner.demo.services import Answer
 from moetuner.demo.show import PROMPT, Check, Outcome
 from moetuner.serve import build
 
@@ -90,19 +90,11 @@ class _Play:
         words = ["--no-repack", "--no-warmup", "--threads", str(threads), "--ctx-size", "1024"]
         words += arguments
         log = self.directory / f"llama-server-{'cache' if env else 'stock'}.log"
-        drop_page_cache(self.model)
-        with memory_limit(f"moetuner-demo-{os.getpid()}", LIMIT_MIB * MIB) as limited:
-            server = LlamaServer(
-                self.llama.server, self.model, log, words, env=env, prefix=limited.prefix
-            )
-            try:
-                server.await_ready()
-                server.complete(PROMPT, WARM_TOKENS)
-                before = read_bytes(server.pid)
-                answer = server.complete(PROMPT, TOKENS)
-                read = read_bytes(server.pid) - before
-            finally:
-                server.stop()
+        with cold_server(self.llama.server, self.model, log, words, env, LIMIT_MIB * MIB) as server:
+            server.complete(PROMPT, WARM_TOKENS)
+            before = read_bytes(server.pid)
+            answer = server.complete(PROMPT, TOKENS)
+            read = read_bytes(server.pid) - before
         # The prompt's tokens read experts too.
         return Side(
             f"{name}, -t {threads}", answer, read / MIB / (answer.tokens + answer.prompt_tokens)

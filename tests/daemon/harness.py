@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from moetuner.demo.llamacpp import LlamaBuild
-from moetuner.demo.services import LlamaServer, Service
+from moetuner.demo.services import LlamaServer, Service, free_port
 from tests.support.devfreqfs import Mounted
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -361,11 +361,9 @@ class Router(Service):
     """llama-server in router mode: it starts another one for the model that is asked for."""
 
     def __init__(self, program: Path, log: Path, arguments: Sequence[str]) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._address = f"http://127.0.0.1:{probe.getsockname()[1]}"
-        port = self._address.rpartition(":")[2]
-        super().__init__("router", [program, "--port", port, *arguments], log)
+        port = free_port()
+        self._address = f"http://127.0.0.1:{port}"
+        super().__init__("router", [program, "--port", str(port), *arguments], log)
 
     def complete(self, model: str, tokens: int) -> None:
         body = {"model": model, "prompt": "vo", "n_predict": tokens, "ignore_eos": True}

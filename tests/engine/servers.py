@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
-import socket
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from moetuner.demo.services import LlamaServer, Service
+from moetuner.demo.services import LlamaServer, Service, free_port
 
 WORDS = ("river", "stone", "bird", "lamp", "seven", "under", "cloud", "paper", "salt", "often")
 TOKENS = 24
@@ -29,9 +28,7 @@ class Server(LlamaServer):
     """With `env`; `text` is greedy."""
 
     def __init__(self, command: Sequence[str | Path], log: Path, env: Mapping[str, str]) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         address: list[str | Path] = ["--host", "127.0.0.1", "--port", str(self.port)]
         # Sleeping threads: the tests share their cores with others.
         env = {"OMP_WAIT_POLICY": "passive", **env}
